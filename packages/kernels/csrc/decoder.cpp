@@ -42,7 +42,7 @@ void embed(const Model& model, const Step& step, float* out) {
         if (model.embedding_scale != 1) scale_row(out + token * n, n, model.embedding_scale);
     });
     for (int64_t i = 0; i < step.replaced; i++)
-        copy_row(step.embeddings + i * model.hidden, model.hidden, out + step.places[i] * model.hidden);
+        copy_row(step.embeddings + i * step.parts * model.hidden, model.hidden, out + step.places[i] * model.hidden);
 }
 
 // residual += the normalized rows of x.
@@ -165,6 +165,15 @@ void add_experts(const Model& model, const Layer& layer, const Step& step, float
     add_normed(model, added, layer.mlp_norm, step.tokens, residual);
 }
 
+// Adds a further part of replaced embeddings to the residual of their tokens.
+void add_part(const Model& model, const Step& step, int64_t part, float* residual) {
+    for_rows(step.replaced, model.hidden, [&](int64_t i) {
+        const float* given = step.embeddings + (i * step.parts + part) * model.hidden;
+        float* row = residual + step.places[i] * model.hidden;
+        for (int64_t j = 0; j < model.hidden; j++) row[j] += given[j];
+    });
+}
+
 }  // namespace
 
 const char* find_fault(const Rows& rows, const Cache& cache) {
@@ -200,6 +209,7 @@ const char* find_fault(const Model& model, const Step& step) {
     }
     for (int64_t i = 0; i < step.replaced; i++)
         if (step.places[i] < 0 || step.places[i] >= step.tokens) return "an embedding is of no token";
+    if (step.parts > model.layer_count + 1) return "embeddings have parts for more layers than there are";
     if (step.adapted)
         if (const char* fault = find_fault(*step.adapted, step.tokens)) return fault;
     for (int64_t group = 0; group < step.groups; group++) {
@@ -219,6 +229,7 @@ void forward(const Model& model, const Step& step, float* hidden) {
     for (int64_t i = 0; i < model.layer_count; i++) {
         add_attention(model, model.layers[i], step, residual);
         (model.layers[i].mixture ? add_experts : add_mlp)(model, model.layers[i], step, residual);
+        if (i + 1 < step.parts) add_part(model, step, i + 1, residual);
     }
     for_rows(step.tokens, model.hidden, [&](int64_t token) {
         const float* row = residual + token * model.hidden;

@@ -43,9 +43,9 @@ struct Step {
     const int64_t* positions;
     const Rows* rows;  // [groups]
     const AdapterRows* adapted;  // or null: no token has an adapter
-    const float* embeddings;     // [replaced, hidden]: those of tokens that are none of the vocabulary's
+    const float* embeddings;     // [replaced, parts, hidden]: those of tokens that are none of the vocabulary's
     const int64_t* places;       // [replaced]: these tokens, ascending
-    int64_t replaced;
+    int64_t replaced, parts;     // parts after the first are added after the first layers (deepstack)
 };
 
 // Returns null, or the error of a step. A step that passes touches no memory outside the model's.

@@ -128,23 +128,25 @@ class NativeDecoder:
         step = abi.Step(
             *(tokens, len(batches), input_ids.data_ptr(), positions.data_ptr()),
             *(ctypes.cast(rows, ctypes.c_void_p), None if adapted is None else ctypes.addressof(adapted)),
-            *((None, None, 0) if replaced is None else self._replaced(replaced)),
+            *((None, None, 0, 0) if replaced is None else self._replaced(replaced)),
         )
         hidden = torch.empty(tokens, self._hidden)
         self._functions.forward(ctypes.byref(self._model), ctypes.byref(step), hidden.data_ptr())
         return hidden
 
-    def _replaced(self, replaced: ReplacedEmbeddings) -> tuple[int, int, int]:
+    def _replaced(self, replaced: ReplacedEmbeddings) -> tuple[int, int, int, int]:
         places, vectors, _ = replaced
         if (
             places.dtype != torch.int64
             or vectors.dtype != torch.float32
-            or vectors.shape != (len(places), self._hidden)
+            or len(vectors) != len(places)
+            or not vectors.shape[1]
+            or vectors.shape[1] % self._hidden
         ):
-            raise ValueError(f"embeddings are float32 [places, {self._hidden}], and places int64")
+            raise ValueError(f"embeddings are float32 [places, parts * {self._hidden}], and places int64")
         if not (places.is_contiguous() and vectors.is_contiguous()):
             raise ValueError("embeddings and places are contiguous")
-        return vectors.data_ptr(), places.data_ptr(), len(places)
+        return vectors.data_ptr(), places.data_ptr(), len(places), vectors.shape[1] // self._hidden
 
 
 def _check_caches(layers: Sequence[DecoderLayer], shapes: Sequence[torch.Size]) -> None:

@@ -152,7 +152,7 @@ class Step(Structure):
     _fields_ = (
         *_ints("tokens", "groups"),
         *_pointers("input_ids", "positions", "rows", "adapted", "embeddings", "places"),
-        *_ints("replaced"),
+        *_ints("replaced", "parts"),
     )
 
 

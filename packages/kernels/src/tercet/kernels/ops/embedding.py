@@ -9,7 +9,7 @@ class ReplacedEmbeddings(NamedTuple):
     """Embeddings of some tokens of a step, in the place of those of their ids, and what tokens of the step see."""
 
     places: torch.Tensor  # int64 [replaced]: tokens of the step, ascending
-    vectors: torch.Tensor  # [replaced, hidden]
+    vectors: torch.Tensor  # [replaced, parts * hidden]: parts after the first are added after the first layers
     seen: torch.Tensor | None = None  # int32 [tokens]: see `AttentionBatch.seen`
 
     def part(self, tokens: slice) -> "ReplacedEmbeddings | None":

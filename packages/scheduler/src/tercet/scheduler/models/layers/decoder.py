@@ -4,6 +4,7 @@ Module names are those of Hugging Face's checkpoints, except for fused projectio
 """
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -115,11 +116,16 @@ class Decoder(nn.Module):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the hidden states [tokens, hidden] of input ids [tokens]."""
         x: torch.Tensor = self.embed_tokens(input_ids)
+        parts: list[torch.Tensor] = []
         if batch.replaced is not None:
-            x = x.index_copy(0, batch.replaced.places, batch.replaced.vectors.to(x.dtype))
+            vectors = batch.replaced.vectors.to(x.dtype)
+            first, *parts = vectors.view(len(vectors), -1, x.shape[1]).unbind(1)
+            x = x.index_copy(0, batch.replaced.places, first)
         residual: torch.Tensor | None = None
-        for layer in self.layers:
+        for layer, part in zip_longest(self.layers, parts):
             x, residual = layer(x, residual, positions, batch)
+            if part is not None and batch.replaced is not None:
+                x = x.index_add(0, batch.replaced.places, part)
         hidden: torch.Tensor = self.norm.add(x, residual)[0]
         return hidden
 
