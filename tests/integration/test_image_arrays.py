@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("PIL")
 
 from PIL import Image, ImageOps
-from transformers.image_utils import ChannelDimension
+from transformers.image_utils import ChannelDimension, SizeDict
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -20,7 +20,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
     PixtralImageProcessorPil,
     get_resize_output_image_size,
 )
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
@@ -124,6 +124,23 @@ def test_the_tiles_of_smolvlm_equal_those_of_transformers(name: str, tile: int, 
     [[rows]], [[columns]] = expected["rows"], expected["cols"]
     text = get_image_prompt_string(rows, columns, 4, "<fake>", "<image>", "<global>")
     assert form.replacement(found.height, found.width, found.grid) == text
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_array_of_qwen_equals_that_of_transformers(name: str) -> None:
+    least, most = 6 * 28 * 28, 12 * 28 * 28
+    size = PixelRange(min_pixels=least, max_pixels=most)
+    upright = ImageOps.exif_transpose(Image.open(BytesIO(IMAGES[name])))
+    sizes = {"shortest_edge": least, "longest_edge": most}
+    processor = Qwen2VLImageProcessorPil(size=sizes, do_rescale=False, do_normalize=False)
+    try:
+        image = np.asarray(processor.convert_to_rgb(upright)).transpose(2, 0, 1)
+        expected = processor.resize(image, SizeDict(**sizes), Image.Resampling.BICUBIC, factor=28)
+    except ValueError:
+        with pytest.raises(AspectRatioError):
+            array_of(decoded(name, size, 28, 3))
+        return
+    np.testing.assert_array_equal(array_of(decoded(name, size, 28, 3)), expected)
 
 
 sides = st.integers(1, 3000)

@@ -122,6 +122,15 @@ def test_the_cache_returns_the_embeddings_that_it_got(images: list[tuple[int, in
         assert found is None or torch.equal(found, expected[size // 3 :])
 
 
+def test_the_cache_has_room_for_the_largest_image() -> None:
+    cache = EmbeddingCache(1, largest=130)
+    embeddings = torch.randn(130, 2)
+    cache.add(-1, embeddings)
+    kept = cache.get(-1, slice(0, 130))
+    assert kept is not None
+    assert torch.equal(kept, embeddings)
+
+
 def test_embeddings_used_last_are_kept_within_the_bound() -> None:
     tower = Tower()
     images = StepImages(tower, store_of(0, 1, 2), IMAGE, torch.device("cpu"), whole=True, most_bytes=2 * 64 * 4)

@@ -79,6 +79,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": SECTIONS},
         {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "deepstack_visual_indexes": [0]},
     ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        "qwen3_vl_moe_text",
+        {"rope_parameters": SECTIONS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "deepstack_visual_indexes": [0]},
+    ),
 }
 """Name to the class, the type of the text model, and what its config and that of the image part have."""
 

@@ -23,6 +23,7 @@ _TEXT = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 16,
     "max_position_embeddings": 512,
     "initializer_range": 0.3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
@@ -35,7 +36,10 @@ _WIDE = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
 _SIGHT: dict[str, dict[str, Any]] = {
     "Qwen2VL": {"embed_dim": 32, "hidden_size": 64},
     "Qwen2_5_VL": {**_WIDE, "window_size": 16, "fullatt_block_indexes": [1]},
+    "Qwen3VL": {**_WIDE, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]},
 }
+_SIGHT["Qwen3VLMoe"] = _SIGHT["Qwen3VL"]
+_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
 FAMILIES = tuple(_SIGHT)
 
 
@@ -59,7 +63,7 @@ def write_qwen(directory: Path, family: str = "Qwen2_5_VL", *, old: bool = True)
     from tokenizers import AddedToken, Tokenizer
 
     config = getattr(transformers, f"{family}Config")(
-        text_config=_TEXT,
+        text_config=_TEXT | (_MIXTURE if family == "Qwen3VLMoe" else {}),
         vision_config={**_VISION, **_SIGHT[family]},
         vision_start_token_id=START,
         vision_end_token_id=END,
@@ -71,7 +75,7 @@ def write_qwen(directory: Path, family: str = "Qwen2_5_VL", *, old: bool = True)
         model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
         for name, parameter in model.named_parameters():
             if "visual" in name or "norm" in name or "bias" in name:
-                torch.nn.init.normal_(parameter, 0.5 if "norm" in name else 0.0, 0.3)
+                torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.1 if "visual" in name else 0.3)
     model.save_pretrained(directory, save_original_format=old)
     if old:
         _write_old_config(directory / "config.json")
@@ -85,11 +89,14 @@ def write_qwen(directory: Path, family: str = "Qwen2_5_VL", *, old: bool = True)
 
 
 def _write_old_config(path: Path) -> None:
-    """Move the fields of the text model out of `text_config`, and write its rotation in the older format."""
+    """Write the rotation in the older format, and before Qwen3-VL the fields of the text model beside the others."""
     config = json.loads(path.read_text())
-    text = config.pop("text_config")
-    del text["model_type"]
+    text = config["text_config"]
     rope = text.pop("rope_parameters")
-    text["rope_theta"] = rope["rope_theta"]
-    text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
-    path.write_text(json.dumps({**text, **config, "torch_dtype": config["dtype"]}))
+    text["rope_theta"], sections = rope["rope_theta"], {"mrope_section": rope["mrope_section"]}
+    if config["model_type"] in ("qwen2_vl", "qwen2_5_vl"):
+        del config["text_config"], text["model_type"]
+        config = {**text, **config, "rope_scaling": {"type": "mrope", **sections}}
+    else:
+        text["rope_scaling"] = {"rope_type": "default", "mrope_interleaved": True, **sections}
+    path.write_text(json.dumps({**config, "torch_dtype": config["dtype"]}))

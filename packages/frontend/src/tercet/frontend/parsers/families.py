@@ -23,6 +23,7 @@ _LLAMA = ("LlamaForCausalLM",)
 _LLAMA4 = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 _QWEN2 = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM")
 _QWEN2_VL = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+_QWEN3_VL = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 _QWEN3 = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 _QWEN35 = (
     *("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
@@ -64,7 +65,7 @@ FAMILIES = (
         "hermes",
         "qwen3",
         "Qwen/Qwen3-8B",
-        (*_QWEN3, "Qwen3VLForConditionalGeneration", "Qwen3NextForCausalLM"),
+        (*_QWEN3, *_QWEN3_VL, "Qwen3NextForCausalLM"),
     ),
     Family("Qwen3-Coder", "qwen3_coder", None, "Qwen/Qwen3-Coder-30B-A3B-Instruct", _QWEN3),
     Family(

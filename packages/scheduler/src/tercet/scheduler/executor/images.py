@@ -30,6 +30,7 @@ from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 MOST_ARRAY_BYTES = 4 << 30
 """Arrays of all held requests; further requests are refused."""
 MOST_EMBEDDING_BYTES = 256 << 20
+"""Embeddings of images that were used last, or those of the largest image if it has more."""
 _PAGE = 64
 """Embeddings of a page of the cache."""
 
@@ -106,12 +107,14 @@ class ImageStore:
 class EmbeddingCache:
     """Embeddings that were used last, by number of the image, in pages of one tensor of at most `most_bytes`.
 
+    It holds at least one image of `largest` embeddings, which is encoded once for all of its chunks.
+
     Tensors of their own would lie in the heap between blocks that the tower has freed, and no large block could take
     the place of these again: memory would grow by some MB with each image.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int, largest: int = 0) -> None:
+        self._most_bytes, self._largest = most_bytes, largest
         self._memory: torch.Tensor | None = None  # [pages * _PAGE, hidden]
         self._free: list[int] = []
         self._images: OrderedDict[int, tuple[list[int], int]] = OrderedDict()  # pages and embeddings of each
@@ -126,7 +129,7 @@ class EmbeddingCache:
     def add(self, number: int, embeddings: torch.Tensor) -> None:
         """Copy the embeddings of an image, in the place of those that were used first if there is no room."""
         if self._memory is None:
-            pages = self._most_bytes // (embeddings[0].nbytes * _PAGE)
+            pages = max(self._most_bytes // (embeddings[0].nbytes * _PAGE), -(-self._largest // _PAGE))
             self._memory = embeddings.new_empty(pages * _PAGE, embeddings.shape[1])
             self._free = list(range(pages))
         needed = -(-len(embeddings) // _PAGE)
@@ -162,7 +165,7 @@ class _Part(NamedTuple):
 
 
 class StepImages:
-    """The images of each slot, and at most `most_bytes` of embeddings, those that were used last."""
+    """The images of each slot, and embeddings of images that were used last."""
 
     def __init__(
         self,
@@ -174,8 +177,12 @@ class StepImages:
         whole: bool,
         positions: ImagePositions | None = None,
         most_bytes: int = MOST_EMBEDDING_BYTES,
+        largest: int = 0,
     ) -> None:
-        """Create the images of steps; `positions` are those of a model in which they have several parts."""
+        """Create the images of steps; `positions` are those of a model in which they have several parts.
+
+        Embeddings that were used last are kept: see `EmbeddingCache`.
+        """
         self._tower = tower
         self._store = store
         self._token_id = token_id
@@ -183,7 +190,7 @@ class StepImages:
         self._whole = whole
         self._positions = positions
         self._slots: dict[int, list[_Shown]] = {}
-        self._embeddings = EmbeddingCache(most_bytes)
+        self._embeddings = EmbeddingCache(most_bytes, largest)
         """By number and not by hash: embeddings of other namespaces must not save time."""
 
     def introduce(self, init: SlotInit) -> int:
@@ -257,4 +264,12 @@ def step_images(
     form, positions = loaded.model.form, None
     if rotary is not None and rotary.parts is not None:
         positions = ImagePositions(rotary, form.patch, device)
-    return StepImages(loaded.tower, store, form.token_id, device, whole=loaded.model.whole, positions=positions)
+    return StepImages(
+        loaded.tower,
+        store,
+        form.token_id,
+        device,
+        whole=loaded.model.whole,
+        positions=positions,
+        largest=form.max_tokens,
+    )

@@ -1,4 +1,4 @@
-"""Qwen3 and Qwen3-VL's text model, which normalize heads of queries and keys; dots.llm1, routed like DeepSeek-V3."""
+"""Qwen3 and Qwen3-VL, which normalize heads of queries and keys; dots.llm1, routed like DeepSeek-V3."""
 
 from functools import partial
 
@@ -6,6 +6,7 @@ from tercet.scheduler.models.config.attention_windows import Windows, from_max_w
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.field_support import (
     DEEPSEEK_EXPERTS,
+    EXPERTS,
     NOT_READ,
     QWEN_EXPERTS,
     QWEN_WINDOWS,
@@ -14,10 +15,9 @@ from tercet.scheduler.models.config.field_support import (
     field_table,
 )
 from tercet.scheduler.models.config.moe_config import DeepSeekMoeDefaults, MoeDefaults
-from tercet.scheduler.models.config.rope_config import text_positions
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import build_decoder
-from tercet.scheduler.models.vision import wrappers
+from tercet.scheduler.models.vision import qwen, wrappers
 
 FAMILIES = (
     ModelFamily(
@@ -32,8 +32,21 @@ FAMILIES = (
         architectures=("Qwen3VLForConditionalGeneration",),
         build=partial(build_decoder, qk_norm="heads"),
         fields=field_table("attention_bias", without_effect={"layer_types": NOT_READ}),
-        defaults=ConfigDefaults(head_dim=128, rope_theta=5e5),
-        normalize=text_positions,
+        defaults=ConfigDefaults(head_dim=128, rope_theta=5e5, sections=(24, 20, 20), alternating=True),
+        images=qwen.image_model,
+    ),
+    ModelFamily(
+        architectures=("Qwen3VLMoeForConditionalGeneration",),
+        build=partial(build_decoder, qk_norm="heads"),
+        fields=field_table(
+            EXPERTS + "attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size",
+            without_effect={"layer_types": NOT_READ},
+        ),
+        defaults=ConfigDefaults(rope_theta=5e5, sections=(24, 20, 20), alternating=True),
+        moe=MoeDefaults(
+            experts=60, top_k=4, size=("moe_intermediate_size", 1408), chooses_layers=True, renormalizes=True
+        ),
+        images=qwen.image_model,
     ),
     ModelFamily(
         architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),

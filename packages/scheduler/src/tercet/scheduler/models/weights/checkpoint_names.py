@@ -211,13 +211,13 @@ class ExpertNames:
     correction: str = ".gate.e_score_correction_bias"
     """Suffix of the name of the router's score correction."""
     transposed: bool = False
-    """Unquantized weights are stored transposed."""
+    """Unquantized weights are stored with outputs as the last dimension."""
     interleaved: bool = False
     """Gates and ups are stored interleaved."""
 
     @classmethod
-    def of(cls, stored: Collection[str]) -> "ExpertNames":
-        """Detect the scheme from the names of a checkpoint's tensors."""
+    def of(cls, stored: Mapping[str, StoredTensor]) -> "ExpertNames":
+        """Detect the scheme from the names and shapes of a checkpoint's tensors."""
         ends = tuple(f".{end}" for end in ("mlp.router.weight", "mlp.router.bias", "experts.gate_up_proj_blocks"))
         found = {end for name in stored for end in ends if name.endswith(end)}
         if found and any(".experts.0." in name for name in stored):
@@ -228,7 +228,7 @@ class ExpertNames:
         correction = _CORRECTION if beside else cls.correction
         for name in stored:
             if name.endswith((".experts.gate_up_proj", ".experts.up_proj")):
-                return cls(parts=None, correction=correction)
+                return cls(parts=None, correction=correction, transposed=_outputs_last(name, stored))
             if ".block_sparse_moe." in name:
                 return cls("block_sparse_moe", ("w1", "w3", "w2"), correction=correction)
         return cls(correction=correction)
@@ -330,6 +330,12 @@ class ExpertNames:
                 for tensor in (weight, None if linear.bias is None else linear.bias.data):
                     for rows in () if tensor is None or tensor.is_meta else tensor:
                         rows.copy_(deinterleaved(rows))
+
+
+def _outputs_last(gate_up: str, stored: Mapping[str, StoredTensor]) -> bool:
+    """Return whether outputs are the last dimension of the tensors of all experts, as in Qwen3-VL's checkpoints."""
+    down = stored.get(f"{gate_up.rpartition('.')[0]}.down_proj")
+    return down is not None and len(down.shape) == 3 and stored[gate_up].shape[-1] != down.shape[1]
 
 
 def _joint_name(gate_up: ExpertLinear) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -193,7 +193,7 @@ def finish(model: nn.Module) -> None:
             module.process_weights_after_loading()
 
 
-def _mapped_targets(model: nn.Module, stored: Collection[str]) -> dict[str, Callable[[MappedRows], None]]:
+def _mapped_targets(model: nn.Module, stored: Mapping[str, StoredTensor]) -> dict[str, Callable[[MappedRows], None]]:
     """Map each stored name of a matrix's rows, or of an expert's, to the call that lends the tensor to its module."""
     found: dict[str, Callable[[MappedRows], None]] = {}
     names, experts = FusedNames.of(stored), ExpertNames.of(stored)
