@@ -14,9 +14,12 @@ from openai import BadRequestError, OpenAI
 pytest.importorskip("PIL")
 
 from PIL import Image
+from tokenizers import Tokenizer
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from packages.frontend.tests.media.files import data_url, noise
+from packages.scheduler.tests.models.vision import qwen_checkpoint as qwen
 from packages.scheduler.tests.models.vision.checkpoint import IMAGE, MARKS, TOKENS, write_gemma3
 from tests.server_process import Server
 
@@ -202,3 +205,33 @@ def test_another_key_s_image_is_not_in_the_cache(seeing: Server, files: list[Pat
     assert (first, cached("other")) == (0, (count, 0))
     assert again > count // 2
     assert cached("other") == (count, again)
+
+
+@torch.inference_mode()
+def answer_of_qwen(directory: Path, files: Sequence[Path]) -> tuple[Ids, str]:
+    """Return the ids of the prompt "See <image> and <image>?", and transformers' answer."""
+    inputs = Qwen2VLImageProcessorPil.from_pretrained(directory)([*map(Image.open, files)], return_tensors="pt")
+    begin, end, pad = qwen.MARKS
+    shown = [begin + pad * (int(grid.prod()) // qwen.MERGE**2) + end for grid in inputs["image_grid_thw"]]
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    prompt = f"<|user|>See {shown[0]} and {shown[1]}?<|end|><|assistant|>"
+    ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False).ids])
+    model: Any = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(directory, attn_implementation="eager")
+    given = {"attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == qwen.IMAGE).int(), **inputs}
+    out = model.generate(ids, do_sample=False, max_new_tokens=ANSWER, eos_token_id=0, pad_token_id=0, **given)
+    answer = out[0, ids.shape[1] :].tolist()
+    assert len(set(answer)) > 3, "an answer of one token would prove little"
+    return ids[0].tolist(), tokenizer.decode(answer)
+
+
+def test_images_of_two_sizes_in_one_chat(start: Callable[..., Server], tmp_path: Path, files: list[Path]) -> None:
+    directory, files = qwen.write_qwen(tmp_path / "seeing"), [files[0], files[2]]
+    ids, expected = answer_of_qwen(directory, files)
+    server = start(str(directory), "--dtype", "float32", "--kv-cache-bytes", "64MiB").wait()
+    content = [text("See "), image(files[0]), text(" and "), image(files[1]), text("?")]
+    create: Any = server.client().chat.completions.create
+    asked = {"messages": [{"role": "user", "content": content}], "extra_body": {"return_token_ids": True}, **GREEDY}
+    answer = create(model="seeing", **asked)
+    assert server.stop() == 0, "\n".join(server.lines)
+    assert answer.prompt_token_ids == ids
+    assert answer.choices[0].message.content == expected
