@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from msgspec import structs
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from packages.scheduler.tests.models.vision.qwen_checkpoint import END, FAMILIES, IMAGE, SQUARE, START, write_qwen
-from tercet.protocol.messages.media import ImageInput
+from tercet.protocol.messages.media import ImageInput, PixelRange
 from tercet.protocol.messages.values import Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.models.vision.image_model import load_tower
+from tercet.scheduler.models.vision.image_model import CPU_TOKENS, bounded_for_cpu, load_tower
 from tercet.scheduler.models.vision.qwen import QwenTower, image_model
 from tercet.scheduler.testing import Driver, request
 
@@ -159,6 +161,16 @@ def test_answers_equal_those_of_transformers(directory: Path, reference: Referen
     answers = run.answers(**ALL)
     run.worker.close()
     assert answers == {name: reference.answer(parts) for name, parts in ALL.items()}
+
+
+def test_a_cpu_takes_no_images_that_take_too_long(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = image_model(directory)
+    assert model is not None
+    assert bounded_for_cpu(model) is model
+    most = PixelRange(min_pixels=9, max_pixels=1 << 24)
+    bounded = bounded_for_cpu(replace(model, form=structs.replace(model.form, size=most)))
+    assert bounded.form.size == PixelRange(min_pixels=9, max_pixels=CPU_TOKENS * SQUARE**2)
+    assert f"{1 << 24}: on a CPU" in caplog.text
 
 
 def test_checkpoints_of_transformers_5_are_read(family: str, reference: Reference, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from tercet.scheduler.models.native_linear import (
     use_native_projections,
 )
 from tercet.scheduler.models.registry import build_model, family_of, load_config
-from tercet.scheduler.models.vision.image_model import load_tower
+from tercet.scheduler.models.vision.image_model import bounded_for_cpu, load_tower
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
@@ -181,6 +181,7 @@ def load_images(
         return None
     tower = load_tower(model, options.checkpoint, config.dtype, device)
     if device.type == "cpu":
+        model = bounded_for_cpu(model)
         report_layers(tower, advance)
         if native and not unsupported_dtype(config.dtype, "weights"):
             use_native_linears(tower, load_library())

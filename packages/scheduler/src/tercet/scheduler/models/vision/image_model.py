@@ -1,18 +1,25 @@
 """The record of a model's images: their form, and the tower that makes embeddings of them."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from msgspec import structs
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from tercet.protocol.messages.media import ImageFormat
+from tercet.protocol.messages.media import ImageFormat, PixelRange
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
 from tercet.scheduler.models.vision.processor import Normalization
 from tercet.scheduler.models.weights.tensor_files import open_tensors
+
+logger = logging.getLogger(__name__)
+
+CPU_TOKENS = 2048
+"""Maximum tokens of an image on a CPU, where a layer of larger ones could take as long as one that hangs."""
 
 
 class VisionTower(nn.Module):
@@ -60,6 +67,21 @@ class ImageModel:
             if name.startswith(beginning):
                 return here + name.removeprefix(beginning)
         return None
+
+
+def bounded_for_cpu(model: ImageModel) -> ImageModel:
+    """Return the model with images of at most `CPU_TOKENS`, which are scaled down."""
+    form = model.form
+    most = CPU_TOKENS * form.patch**2
+    if not isinstance(form.size, PixelRange) or form.size.max_pixels <= most:
+        return model
+    logger.warning(
+        "images are scaled down to %d pixels instead of %d: on a CPU larger ones take too long",
+        most,
+        form.size.max_pixels,
+    )
+    size = PixelRange(min_pixels=min(form.size.min_pixels, most), max_pixels=most)
+    return replace(model, form=structs.replace(form, size=size))
 
 
 def load_tower(model: ImageModel, directory: Path, dtype: torch.dtype, device: torch.device) -> VisionTower:
