@@ -263,15 +263,22 @@ def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert last["wrong"] == ["attention torch_native"]
 
 
-def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [["full", "fp8 channel", "awq", "mxfp4"], pytest.param([*quantised._COMPARED], marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def test_a_weight_that_is_put_in_full_wrongly_is_found(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale is 1% too large. In mxfp4 only experts are quantized, and they are not dequantized."""
 
     def slightly(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
         return dequantize(replace(weight, scales=weight.scales * 1.01), dtype)
 
     monkeypatch.setattr(quantized_checkpoints, "dequantize", slightly)
+    forms = {name: quantised._COMPARED[name] for name in names}
+    monkeypatch.setattr(quantised, "_COMPARED", forms)
     *_, last = quantised.compare(TINY)
-    kinds = {name: form.kind for name, form in quantised._COMPARED.items()}
+    kinds = {name: form.kind for name, form in forms.items()}
     assert last["wrong"] == sorted(name for name, kind in kinds.items() if kind not in ("", "mxfp4"))
 
 
