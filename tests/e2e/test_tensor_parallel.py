@@ -12,7 +12,7 @@ from tests.e2e.long_answer import long_answer
 from tests.e2e.random_checkpoint import PLAIN, write
 from tests.server_process import Server
 
-TOKENS = 400
+TOKENS = 200
 OPTIONS = ("--kv-cache-bytes", "16MiB", "--dtype", "float32")
 
 
