@@ -1,0 +1,93 @@
+"""`SoundDecoder`: files of sound as windows of samples, decoded in helper processes.
+
+No result is kept: otherwise the time of a request would show a client which sound others have sent.
+"""
+
+import asyncio
+import hashlib
+from functools import cache
+from importlib.util import find_spec
+
+import msgspec
+
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.helper.pool import HelperPool
+from tercet.frontend.helper.process import HelperDiedError, HelperProcess
+from tercet.frontend.media.sound_pipe import ReadSound, ReadWindow, SoundWindow, decode_window
+
+WORKER = "tercet.frontend.media.sound_worker"
+_PACKAGES = ("soundfile", "soxr")
+
+
+class DecodedSound(msgspec.Struct, frozen=True):
+    """Window of a sound: int16 samples of one channel, and their SHA-256."""
+
+    samples: bytes
+    sha256: bytes
+
+
+class _SoundError(Exception):
+    """Fault of a file; the message completes "the sound is refused: "."""
+
+
+class SoundDecoder:
+    """Pool of up to `workers` processes, started on demand. Files beyond `max_waiting` are refused.
+
+    A file gets `seconds` of processor time.
+    """
+
+    def __init__(self, workers: int = 2, max_waiting: int = 32, seconds: float = 60.0) -> None:
+        self._seconds = seconds
+        self._pool = HelperPool([HelperProcess(WORKER) for _ in range(workers)], max_waiting, "sounds")
+
+    @property
+    def pids(self) -> list[int]:
+        return self._pool.pids
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def decode(self, file: bytes, rate: int, window: int, param: str) -> list[DecodedSound]:
+        """Return a sound in windows of at most `window` samples at `rate` per second. Raises ApiError."""
+        if not _has_packages():
+            raise UnsupportedParameterError(
+                "This server decodes no sound: it was installed without tercet-frontend[media].", param=param
+            )
+        order = ReadSound(file=file, rate=rate, window=window, seconds=self._seconds)
+        try:
+            windows = await self._pool.run(lambda helper: _windows(helper, order))
+        except HelperDiedError as error:
+            raise _refused(f"it takes too {error.why} to decode", param) from None
+        except _SoundError as error:
+            raise _refused(str(error), param) from None
+        return [DecodedSound(each, await asyncio.to_thread(_sha256, each)) for each in windows]
+
+
+async def _windows(helper: HelperProcess, order: ReadSound) -> list[bytes]:
+    """Return the windows of a file, one answer each, so that no copy of them all holds up the event loop."""
+    windows = []
+    window = await _ask(helper, order)
+    while window.samples:
+        windows.append(window.samples)
+        window = await _ask(helper, ReadWindow())
+    return windows
+
+
+async def _ask(helper: HelperProcess, order: ReadSound | ReadWindow) -> SoundWindow:
+    window = decode_window(await helper.ask(order))
+    if window.error:
+        raise _SoundError(window.error)
+    return window
+
+
+def _sha256(samples: bytes) -> bytes:
+    return hashlib.sha256(samples).digest()
+
+
+@cache
+def _has_packages() -> bool:
+    return all(find_spec(name) is not None for name in _PACKAGES)
+
+
+def _refused(why: str, param: str) -> BadRequestError:
+    return BadRequestError(f"The sound is refused: {why}.", param=param, code="invalid_audio")
