@@ -15,7 +15,8 @@ import torch
 
 from benchmarks.micro.cpu import MODELS
 from tercet.protocol.messages.values import LoRAAdapter, SamplingParams, pack_ints
-from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.core.places.loads import AdapterLoad
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.lora.adapter_files import Adapter
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

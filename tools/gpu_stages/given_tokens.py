@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from tercet.protocol.messages.values import LoRAAdapter, SamplingParams, pack_ints, unpack_floats
-from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.core.places.loads import AdapterLoad
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.model_runner import Replays
 from tercet.scheduler.executor.slot_tables import StepInputs

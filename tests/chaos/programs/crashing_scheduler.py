@@ -14,7 +14,7 @@ from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor_factory import EXECUTORS, build_torch
-from tercet.scheduler.ports import Advance, Executor, ImageArrays, LateMasks, LoadedAdapter, Pending
+from tercet.scheduler.ports import Advance, Executor, ImageArrays, LateMasks, LoadedAdapter, Pending, SoundSamples
 from tercet.scheduler.resolved_model import ResolvedModel
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -37,6 +37,10 @@ class CrashingExecutor:
     @property
     def images(self) -> ImageArrays | None:
         return self._executor.images
+
+    @property
+    def sounds(self) -> SoundSamples | None:
+        return self._executor.sounds
 
     @property
     def late_masks(self) -> LateMasks | None:

@@ -12,6 +12,7 @@ from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, ta
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
 from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange, TileTexts
 from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
+from tercet.protocol.messages.sound import SoundFormat, SoundInput, Transcript, TranscriptTokens
 from tercet.protocol.messages.values import (
     WIRE_VERSION,
     Exemplar,
@@ -107,6 +108,20 @@ MESSAGES: list[m.Message] = [
                 row_break="<break>",
                 tiles=TileTexts(tile="<{row}, {column}>", row_break="\n", thumbnail="<whole>"),
             ),
+            sound=SoundFormat(
+                rate=16_000,
+                samples=480_000,
+                tokens=TranscriptTokens(
+                    start=3,
+                    no_timestamps=4,
+                    first_timestamp=5,
+                    timestamp_seconds=0.02,
+                    previous=6,
+                    transcribe=7,
+                    translate=8,
+                    languages={"en": 9},
+                ),
+            ),
         ),
         identity=ModelIdentity(
             weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo", weights_path="/ckpt/7"
@@ -149,6 +164,7 @@ MESSAGES: list[m.Message] = [
         tenant="00ff" * 8,
         traced=True,
         images=[ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2)],
+        sound=SoundInput(sha256=b"\xf0" * 32, transcript=Transcript.TIMESTAMPS),
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",

@@ -208,6 +208,6 @@ def test_a_scheduler_without_images_rejects_them() -> None:
 def test_the_core_lists_the_images_of_held_choices() -> None:
     core = driver()
     core.send(shown("r", [1, CAT, DOG]), shown("s", [CAT, 2]))
-    assert core.core.images() == {CAT, DOG}
+    assert core.core.media() == {CAT, DOG}
     core.run()
-    assert core.core.images() == set()
+    assert core.core.media() == set()

@@ -1,4 +1,4 @@
-"""Grammars, adapters, weights and images of requests: loaded while the loop goes on, and events for the core."""
+"""Grammars, adapters, weights and media of requests: loaded while the loop goes on, and events for the core."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from tercet.scheduler.core.events import (
     MaskReady,
     WeightsRead,
 )
-from tercet.scheduler.ports import Core, ImageArrays, LateMasks, LoadedAdapter
+from tercet.scheduler.ports import Core, ImageArrays, LateMasks, LoadedAdapter, SoundSamples
 from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 
 
@@ -43,6 +43,7 @@ class Loaders:
     weights: AsyncLoader[str, None] | None = None
     transfers: WeightTransfers | None = None
     images: ImageArrays | None = None
+    sounds: SoundSamples | None = None
 
     @property
     def busy(self) -> bool:
@@ -70,11 +71,13 @@ class Loaders:
                     events.append(self.update(source, outcome))
         return events, answers
 
-    def keep_images(self, request: TokenizedGenerateReqInput, frames: Sequence[Frame]) -> Rejected | None:
-        """Keep the arrays of a request's images, or return its rejection."""
-        if not request.images or self.images is None:
-            return None
-        fault = self.images.add(request.images, frames)
+    def keep_media(self, request: TokenizedGenerateReqInput, frames: Sequence[Frame]) -> Rejected | None:
+        """Keep the arrays of a request's images, or its sound, or return its rejection."""
+        fault = ""
+        if request.images and self.images is not None:
+            fault = self.images.add(request.images, frames)
+        elif request.sound is not None and self.sounds is not None:
+            fault = self.sounds.add(request.sound, frames)
         if not fault:
             return None
         return Rejected(rid=request.rid, attempt=request.attempt, code="overloaded", message=fault, retry=True)
@@ -115,8 +118,9 @@ class Loaders:
             self.adapters.retain(core.adapters())
         if self.weights is not None:
             self.weights.retain(())
-        if self.images is not None:
-            self.images.retain(core.images())
+        for each in (self.images, self.sounds):
+            if each is not None:
+                each.retain(core.media())
 
     def _weights_read(self, weights: AsyncLoader[str, None], path: str) -> Arrival:
         error = weights.error_of(path)

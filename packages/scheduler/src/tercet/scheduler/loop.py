@@ -175,7 +175,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         for source, message, frames, at in taken:
             match message:
                 case TokenizedGenerateReqInput():
-                    if refused := self._loaders.keep_images(message, frames):
+                    if refused := self._loaders.keep_media(message, frames):
                         self.outbox.send([(source, refused)])
                         continue
                     arrivals.append(Arrival(source, message, at))

@@ -7,6 +7,7 @@ from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import InternalState
+from tercet.protocol.messages.sound import SoundInput
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
@@ -34,7 +35,7 @@ class Core(Protocol[PlanT_co, ResultT_contra]):
     def commit(self, result: ResultT_contra) -> list[Outgoing]: ...
     def grammars(self) -> set[Grammar]: ...
     def adapters(self) -> set[LoRAAdapter]: ...
-    def images(self) -> set[bytes]: ...
+    def media(self) -> set[bytes]: ...
     def load(self) -> Load: ...
     def held(self) -> dict[str, Held]: ...
     def internal_state(self, number: str, now: float) -> InternalState: ...
@@ -97,6 +98,18 @@ class ImageArrays(Protocol):
         ...
 
 
+class SoundSamples(Protocol):
+    """Samples of sounds, implemented in `tercet.scheduler.executor.sounds`."""
+
+    def add(self, sound: SoundInput, frames: Sequence[Frame]) -> str:
+        """Keep the samples of a request. Return a fault, or an empty text."""
+        ...
+
+    def retain(self, needed: Collection[bytes]) -> None:
+        """Drop all samples but those with these hashes."""
+        ...
+
+
 class Executor(Runner[Plan, StepResult], Protocol):
     """Runner of a generating model."""
 
@@ -123,6 +136,11 @@ class Executor(Runner[Plan, StepResult], Protocol):
     @property
     def images(self) -> ImageArrays | None:
         """Return the arrays of images; None if the model takes none."""
+        ...
+
+    @property
+    def sounds(self) -> SoundSamples | None:
+        """Return the samples of sounds; None if the model takes none."""
         ...
 
     @property

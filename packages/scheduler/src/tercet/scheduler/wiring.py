@@ -209,6 +209,7 @@ class SchedulerProcess:
                 weights=executor.weights,
                 transfers=transfers,
                 images=executor.images,
+                sounds=executor.sounds,
             ),
             prepare=executor.prepare,
             on_weights_loaded=on_weights_loaded,
@@ -361,6 +362,7 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
         grammars=capacity.grammars,
         max_loras=capacity.adapters,
         images=capacity.images,
+        sound=None if capacity.sound is None else capacity.sound.form,
     )
 
 

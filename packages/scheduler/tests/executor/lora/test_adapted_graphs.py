@@ -11,7 +11,8 @@ from packages.scheduler.tests.executor.graphs.graphed import SLOTS, LateReading,
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.lora import LoRAWeights
 from tercet.protocol.messages.values import LoRAAdapter
-from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, StepResult
+from tercet.scheduler.core.places.loads import AdapterLoad
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVPool

@@ -1,9 +1,12 @@
 """Invariants of the core between any two calls. An idle scheduler reports violations; tests check after every step."""
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import repeat
 
 from tercet.scheduler.core.cache.prefix_cache import Node, RadixCache
+from tercet.scheduler.core.places.choice_places import held_sound
+from tercet.scheduler.core.places.places import KeyT, Places
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.core.waiting.fair_share import Account, FairShare
@@ -11,25 +14,29 @@ from tercet.scheduler.core.waiting.fair_share import Account, FairShare
 
 def violations(core: Scheduler) -> list[str]:
     """Return a description of every broken invariant."""
-    holdings = [*_slots(core), *_adapters(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
+    holdings = [*_slots(core), *_places_of(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
     return [*holdings, *_snapshots(core), *_windows(core), *_accounts(core)]
 
 
-def _adapters(core: Scheduler) -> list[str]:
-    """Check that each running choice with an adapter has its slot and counts among its users."""
-    adapters = core.memory.adapters
-    found = []
-    running = [req for req in core.planner.running if req.adapter is not None]
-    if adapters.users != Counter(req.adapter for req in running):
-        found.append("the users of adapters are miscounted")
-    if adapters.count != core.capacity.adapters:
-        found.append(f"{adapters.count} places for adapters of {core.capacity.adapters}")
-    found += [
-        f"{req.rid}/{req.index} is not at the place of its adapter"
-        for req in running
-        if req.adapter is not None and adapters.slot_of(req.adapter) != req.adapter_slot
+def _places_of(core: Scheduler) -> list[str]:
+    """Check that each running choice with an adapter or a sound has its place and counts among its users."""
+    places, running, capacity = core.memory.places, core.planner.running, core.capacity
+    adapters = [(f"{req.rid}/{req.index}", req.adapter, req.adapter_slot) for req in running]
+    sounds = [(f"{req.rid}/{req.index}", held_sound(req), req.sound_place) for req in running]
+    return [
+        *_places("adapter", places.adapters, adapters, capacity.adapters),
+        *_places("sound", places.sounds, sounds, 0 if capacity.sound is None else capacity.sound.places),
     ]
-    return found
+
+
+def _places(kind: str, places: Places[KeyT], running: Sequence[tuple[str, KeyT | None, int]], count: int) -> list[str]:
+    found = []
+    if places.users != Counter(key for _, key, _ in running if key is not None):
+        found.append(f"the users of {kind}s are miscounted")
+    if places.count != count:
+        found.append(f"{places.count} places for {kind}s of {count}")
+    wrong = [name for name, key, place in running if place != (-1 if key is None else places.place_of(key))]
+    return found + [f"{name} is not at the place of its {kind}" for name in wrong]
 
 
 def _accounts(core: Scheduler) -> list[str]:

@@ -1,4 +1,4 @@
-"""Memory of running choices: slots, pages, locked prefixes and adapters, and when each may be used again.
+"""Memory of running choices: slots, pages, locked prefixes, adapters and sound, and when each may be used again.
 
 A plan in flight may still read or write the pages it names. Pages therefore enter the prefix cache or the free list,
 and slots are reused, only when the last plan naming them has committed. A choice is released then, and pages that it
@@ -8,12 +8,12 @@ gave up before wait in `deferred_free` until that step.
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from tercet.scheduler.core.adapter_slots import AdapterSlots
 from tercet.scheduler.core.cache.page_pools import PagePools
 from tercet.scheduler.core.cache.prefix_cache import ChunkCache, Node, PageLists, PrefixCache, RadixCache
 from tercet.scheduler.core.cache.state_cache import StateRadixCache
 from tercet.scheduler.core.cache.tree_changes import TreeObserver
 from tercet.scheduler.core.cache.window_cache import WindowRadixCache
+from tercet.scheduler.core.places.choice_places import ChoicePlaces
 from tercet.scheduler.core.plan import Capacity, PageCopy, PageUpdate, Plan
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.state_snapshots import StateSnapshots
@@ -47,7 +47,7 @@ class KVMemory:
         elif radix_cache:
             self.cache = RadixCache(size, groups)
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
-        self.adapters = AdapterSlots(capacity.adapters)
+        self.places = ChoicePlaces(capacity.adapters, capacity.sound)
         self.updates: list[PageUpdate] = []
         """Page table changes that the next plan must carry."""
         self.deferred_free: deque[tuple[int, PageLists]] = deque()
@@ -100,7 +100,7 @@ class KVMemory:
         Uses the pages in the prefix cache and its leader's prompt pages: full ones are shared, a partial one is copied.
         Sets `computed` to the tokens that need no computing. Returns the copies to make, or None with nothing changed.
         """
-        if not self.free_slots or not self.adapters.has_room(req.adapter):
+        if not self.free_slots or not self.places.has_room(req):
             return None
         if self.states is not None and not self.states.can_admit(req):
             return None
@@ -122,7 +122,7 @@ class KVMemory:
         self._append(req, self.pools.allocate(needed))
         req.node, req.shared = match.node, match.count
         req.slot = self.free_slots.pop()
-        req.adapter_slot = -1 if req.adapter is None else self.adapters.take(req.adapter)
+        self.places.take(req)
         req.room = len(req.pages[0]) * self.page_size
         req.computed = full * self.page_size
         self.updates.append(PageUpdate(req.slot, 0, [list(group) for group in req.pages]))
@@ -200,8 +200,7 @@ class KVMemory:
             self.windows.release(req)
         self.cache.unlock(req.node)
         self.free_slots.append(req.slot)
-        if req.adapter is not None:
-            self.adapters.release(req.adapter)
+        self.places.release(req)
         self.updates = [update for update in self.updates if update.slot != req.slot]
         req.reset_kv()
 
@@ -222,9 +221,9 @@ class KVMemory:
         return len(pages[0])
 
     def forget(self) -> None:
-        """Invalidate all cached prefixes and adapter slots, because the weights change. No choice may run."""
+        """Invalidate all cached prefixes, adapters and sounds, because the weights change. No choice may run."""
         self.flush()
-        self.adapters.reset()
+        self.places.reset()
 
     def _common_with_leader(self, req: Req) -> tuple[Req | None, int]:
         """Return the leader, if it still runs, and the number of tokens of its pages that a follower can use.

@@ -17,6 +17,7 @@ from tercet.scheduler.core.events import (
     PeerDrained,
 )
 from tercet.scheduler.core.memory import KVMemory
+from tercet.scheduler.core.places.choice_places import planned_sound
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.plan_builder import PlanBuilder, TenantShare, token_cost
 from tercet.scheduler.core.request import Req
@@ -83,7 +84,6 @@ class Planner:
             return None
         memory = self._memory
         updates, memory.updates = memory.updates, []
-        loads, memory.adapters.loads = memory.adapters.loads, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
         builder.add_to(self._counters)
         states = memory.states
@@ -92,7 +92,8 @@ class Planner:
             updates += memory.windows.plan(builder.rows, builder.reqs)
         plan = Plan(
             step=step,
-            adapters=loads,
+            adapters=memory.places.pop_adapter_loads(),
+            sounds=memory.places.pop_sound_loads(),
             introduce=builder.introduce,
             pages=updates,
             copies=builder.copies,
@@ -174,7 +175,7 @@ class Planner:
         tenants = {tenant for tenant in self._waiting.tenants if shares.may_grow(tenant) and slots.may_run(tenant)}
         pages = 0
         for req in self.line(tenants) if tenants else ():
-            if req.tenant in tenants and not self.is_blocked(req) and memory.adapters.has_room(req.adapter):
+            if req.tenant in tenants and not self.is_blocked(req) and memory.places.has_room(req):
                 tenants.remove(req.tenant)
                 pages += memory.pages_to_admit(req) if slots.is_due(req) else 0
                 if not tenants:
@@ -293,7 +294,7 @@ class Planner:
 
         If a choice finds no pages, or if they are `scarce`, only choices of tenants without a slot or within their
         share of the pages may overtake it: at most `max_skips` times, and not if it was retracted, unless its tenant
-        has other slots. A choice whose adapter finds no slot may be overtaken `max_skips` times.
+        has other slots. A choice whose adapter or sound finds no place may be overtaken `max_skips` times.
 
         If some rows were held back, only short choices start, out of the first ones that wait. A choice whose prefix is
         being computed for another waits for it, while it was skipped less than `max_skips` times.
@@ -309,17 +310,21 @@ class Planner:
         admitted: list[Req] = []
         overtaken: list[Req] = []
         skipped: list[Req] = []
-        put_off = 0
+        put_off, places = 0, self._memory.places
         for req in islice(self.line(admissible), LONGEST_MEASURED if builder.held_back else None):
-            if builder.budget == 0 or put_off == LONGEST_MEASURED or not admissible:
+            if (
+                builder.budget <= self._memory.places.positions_to_encode
+                or put_off == LONGEST_MEASURED
+                or not admissible
+            ):
                 break
             if req.tenant not in admissible or self.is_blocked(req):
                 continue
             if req.hold or (self.running and (req.alone or alone)):
                 break
-            if not self._memory.adapters.has_room(req.adapter):
+            if not places.has_room(req):
                 if req.times_skipped >= self._config.max_skips:
-                    break  # otherwise choices whose adapters are loaded could take turns without end
+                    break  # otherwise choices whose adapters and sounds are loaded could take turns without end
                 skipped.append(req)
                 continue
             too_long = builder.held_back and not builder.is_short(self._memory.missing(req))
@@ -399,6 +404,7 @@ class Planner:
                 adapter=req.adapter_slot,
                 request=req.request,
                 images=req.images.planned if req.images else [],
+                sound=planned_sound(req),
             )
         )
         builder.add(req, step)

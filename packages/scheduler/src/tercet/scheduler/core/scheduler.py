@@ -202,7 +202,7 @@ class Scheduler:
         return self.paused or not any(req.slot >= 0 or req.output_tokens for req in self.roster)
 
     def _retract_all(self) -> None:
-        """Retract running choices, to be recomputed, and drop cached prefixes and adapters."""
+        """Retract running choices, to be recomputed, and drop cached prefixes, adapters and sounds."""
         for req in list(self.planner.running):
             self.planner.retract(req)
         self.memory.forget()
@@ -274,9 +274,10 @@ class Scheduler:
         """Return the adapters of held choices and of load requests."""
         return {*self.orders, *(req.adapter for req in self.roster if req.adapter is not None)}
 
-    def images(self) -> set[bytes]:
-        """Return the hashes of the images of held choices."""
-        return {each.sha256 for req in self.roster if req.images is not None for each in req.images.inputs}
+    def media(self) -> set[bytes]:
+        """Return the hashes of the images and sounds of held choices."""
+        images = {each.sha256 for req in self.roster if req.images is not None for each in req.images.inputs}
+        return images | {req.sound.sha256 for req in self.roster if req.sound is not None}
 
     def load(self) -> Load:
         """Return the load that heartbeats report."""

@@ -123,8 +123,8 @@ class RecordingScheduler:
     def adapters(self) -> set[LoRAAdapter]:
         return self._core.adapters()
 
-    def images(self) -> set[bytes]:
-        return self._core.images()
+    def media(self) -> set[bytes]:
+        return self._core.media()
 
     def load(self) -> Load:
         return self._core.load()

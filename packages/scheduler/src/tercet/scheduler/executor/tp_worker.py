@@ -2,34 +2,27 @@
 
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import torch
-
-from tercet.kernels.attention.api import AttentionBackend
-from tercet.kernels.attention.chunked import ChunkedAttention
 from tercet.kernels.attention.cpu import CpuAttention
-from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.select import attention_backend
-from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.memory import give_back
-from tercet.kernels.ops.store_kv import E4M3
 from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.values import MemoryTag
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.device.pool_memory import allocate_tensors, release_tensors
+from tercet.scheduler.executor.attention_backends import backend_of
 from tercet.scheduler.executor.graphs.cuda_graphs import CudaRecorder, graph_runners
 from tercet.scheduler.executor.graphs.warmup import compile_mask_kernels, ordinary_plans
 from tercet.scheduler.executor.images import ImageStore, step_images
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes, state_layers
-from tercet.scheduler.executor.kv_pool import KVPool, KVShape
+from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.loading import (
     LoadedModel,
     check_replacement,
@@ -54,7 +47,7 @@ from tercet.scheduler.grammar.cache import GrammarLoader
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, with_context_length
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.weights import Progress
-from tercet.scheduler.ports import Advance
+from tercet.scheduler.ports import Advance, SoundSamples
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +86,7 @@ class TpModelWorker:
         native = backend is CpuAttention
         shapes = kv_shapes(options, config, shard)
         cached = KV_DTYPES.get(options.kv_cache_dtype, config.dtype)
-        backend = _backend_of(options, device, config, shapes, backend)
+        backend = backend_of(options, device, config, shapes, backend)
         budget = KVBudget(options, config, shapes, device, shard)
         if (longest := budget.longest_context()) < context_length:
             logger.warning("context length lowered to fit memory: wanted=%d served=%d", context_length, longest)
@@ -145,6 +138,11 @@ class TpModelWorker:
     def late_masks(self) -> SlotGrammars | None:
         """The source of choices whose late masks have become ready."""
         return self._grammars
+
+    @property
+    def sounds(self) -> SoundSamples | None:
+        """None: no model takes sound."""
+        return None
 
     @property
     def adapters(self) -> AdapterLoader | None:
@@ -305,58 +303,6 @@ def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], Step
         future.set_exception(error)
         return future.result
     return lambda: output
-
-
-def _backend_of(
-    options: WorkerOptions,
-    device: torch.device,
-    config: DecoderShape,
-    shapes: Mapping[int, KVShape],
-    plain: Callable[[], AttentionBackend],
-) -> Callable[[], AttentionBackend]:
-    """Return the factory of a model's backends, from that of `plain` attention. Raise ValueError for an
-    unsupported one.
-    """
-    if latents := [shape for shape in shapes.values() if shape.rank]:
-        return _latent_backend(options, device, latents[0], config.dtype)
-    if any(shape.value_size != shape.head_dim for shape in shapes.values()):
-        return _uneven_backend(options, plain)
-    if chunks := _chunks(options, config):
-        logger.info("chunked attention: sizes=%s", chunks)
-        return partial(ChunkedAttention, plain)
-    return plain
-
-
-def _uneven_backend(options: WorkerOptions, plain: Callable[[], AttentionBackend]) -> Callable[[], AttentionBackend]:
-    """Return the factory of backends for values of another size than keys. Raise ValueError for an unsupported one."""
-    if plain not in (CpuAttention, TorchNativeAttention) and options.attention_backend != "auto":
-        raise ValueError(f"attention backend {options.attention_backend!r}: it takes no values smaller than keys")
-    logger.warning("values are smaller than keys: attention runs on torch, which is slower")
-    return TorchNativeAttention
-
-
-def _latent_backend(
-    options: WorkerOptions, device: torch.device, shape: KVShape, dtype: torch.dtype
-) -> Callable[[], AttentionBackend]:
-    """Return a backend factory for latent attention. Raise ValueError for an unsupported one."""
-    if KV_DTYPES.get(options.kv_cache_dtype) == E4M3:
-        raise ValueError(f"kv_cache_dtype {options.kv_cache_dtype}: latents are not cached in 8 bits")
-    try:
-        rope = shape.head_dim - shape.rank
-        sizes = LatentSizes(rank=shape.rank, rope=rope, dtype=dtype, cached=shape.dtype)
-        return attention_backend(options.attention_backend, device, sizes)
-    except UnavailableBackendError as error:
-        raise ValueError(str(error)) from error
-
-
-def _chunks(options: WorkerOptions, config: DecoderShape) -> Sequence[int]:
-    """Return the sizes of a model's chunks. Raise ValueError for one that is no multiple of the page size."""
-    if not isinstance(config, ModelConfig):
-        return []
-    sizes = sorted({*map(config.chunk_of, config.chunks)} - {0})
-    if uneven := [size for size in sizes if size % options.page_size]:
-        raise ValueError(f"page_size {options.page_size} does not divide attention_chunk_size {uneven[0]}")
-    return sizes
 
 
 def _grammars(options: WorkerOptions, config: DecoderShape, ends: Sequence[int]) -> SlotGrammars | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tercet.protocol.messages.media import ImageFormat, ImageInput
+from tercet.protocol.messages.sound import SoundFormat, SoundInput, TranscriptTokens
 from tercet.protocol.messages.values import (
     Logprobs,
     LoRAAdapter,
@@ -18,6 +19,7 @@ from tercet.protocol.messages.values import (
     unpack_ints,
 )
 from tercet.scheduler.async_loader import AsyncLoader
+from tercet.scheduler.core.places.loads import SoundCapacity
 from tercet.scheduler.core.plan import (
     CacheGroup,
     Capacity,
@@ -32,6 +34,11 @@ from tercet.scheduler.executor.weights_loader import weights_loader
 
 _T = TypeVar("_T")
 _MASK = (1 << 61) - 1
+FAKE_SOUND = SoundFormat(
+    rate=100,
+    samples=3000,
+    tokens=TranscriptTokens(start=1, no_timestamps=2, first_timestamp=3, timestamp_seconds=0.02),
+)
 
 ScriptedGrammar = Callable[[Sequence[int]], tuple[Sequence[int], bool]]
 """Returns, for the prompt and output so far, the tokens that must follow, and whether the output must end.
@@ -56,6 +63,7 @@ def small_capacity(
     snapshots: int | None = None,
     images: ImageFormat | None = None,
     whole_images: bool = False,
+    sounds: int = 0,
 ) -> Capacity:
     """Return a capacity for tests."""
     return Capacity(
@@ -70,6 +78,7 @@ def small_capacity(
         snapshots=snapshots,
         images=images,
         whole_images=whole_images,
+        sound=SoundCapacity(form=FAKE_SOUND, places=sounds, positions=16) if sounds else None,
     )
 
 
@@ -139,6 +148,7 @@ class FakeLateMasks:
 class _Slot:
     init: SlotInit
     adapter: LoRAAdapter | None
+    sound: bytes
     tokens: list[int]
     hashes: list[int] = field(default_factory=list)
     """Hashes of all prefixes: entry i covers tokens 0 to i."""
@@ -167,7 +177,7 @@ class _Chain:
 
 
 class FakeExecutor:
-    """Executor whose next token is a hash of all tokens before it, of adapter and weights.
+    """Executor whose next token is a hash of all tokens before it, of adapter, sound and weights.
 
     Any mistake in these shows in the output. With `verify`, each page remembers the hash of the prefix it holds at each
     offset, and a row that would attend to another raises StaleCacheError: this detects wrong sharing, early reuse and
@@ -201,6 +211,8 @@ class FakeExecutor:
         self._slots: dict[int, _Slot] = {}
         self._adapters: dict[int, LoRAAdapter] = {}
         """Adapters by slot."""
+        self._sounds: dict[int, bytes] = {}
+        """Hashes of sounds by place."""
         self._cache: dict[tuple[int, int, int], int] = {}
         """Prefix hash by (cache group, page, offset)."""
         self._snapshots: dict[int, int | None] = {}
@@ -221,6 +233,11 @@ class FakeExecutor:
         return
 
     @property
+    def sounds(self) -> None:
+        """Return None: sounds are told apart by their hashes."""
+        return
+
+    @property
     def late_masks(self) -> FakeLateMasks:
         return self._late
 
@@ -236,9 +253,14 @@ class FakeExecutor:
             if not 0 <= load.place < self._capacity.adapters:
                 raise IndexError(f"there is no place {load.place}")
             self._adapters[load.place] = load.adapter
+        for encoded in plan.sounds:
+            if self._capacity.sound is None or not 0 <= encoded.place < self._capacity.sound.places:
+                raise IndexError(f"there is no place {encoded.place}")
+            self._sounds[encoded.place] = encoded.sha256
         for init in plan.introduce:
             adapter = None if init.adapter < 0 else self._adapters[init.adapter]
-            self._slots[init.slot] = _Slot(init, adapter, seen_tokens(init.tokens, init.images))
+            sound = b"" if init.sound is None else self._sounds[init.sound.place]
+            self._slots[init.slot] = _Slot(init, adapter, sound, seen_tokens(init.tokens, init.images))
         for update in plan.pages:
             for group, pages in enumerate(update.pages):
                 self._slots[update.slot].tables.update(
@@ -267,7 +289,7 @@ class FakeExecutor:
         if plan.released is not None:
             self._released = {*plan.released}
         if plan.weights or plan.released is not None:
-            for void in (self._slots, self._adapters, self._cache, self._snapshots):
+            for void in (self._slots, self._adapters, self._sounds, self._cache, self._snapshots):
                 void.clear()
         elif self._released:
             raise StaleCacheError(f"step {plan.step} uses released memory")
@@ -282,9 +304,10 @@ class FakeExecutor:
         choice: int = 0,
         suppressed: Collection[int] = (),
         adapter: LoRAAdapter | None = None,
+        sound: SoundInput | None = None,
     ) -> int:
         """Return the model's token after `tokens`, for tests that know the answer without a scheduler."""
-        value = self._first(adapter)
+        value = self._first(adapter, b"" if sound is None else sound.sha256)
         for token in tokens:
             value = _extend(value, token)
         return self._sampled(value, choice, suppressed)
@@ -293,9 +316,9 @@ class FakeExecutor:
         """Return the grammar's result after `tokens`; see `ScriptedGrammar`."""
         return ((), False) if self._grammar is None or sampling.grammar is None else self._grammar(tokens)
 
-    def _first(self, adapter: LoRAAdapter | None) -> int:
+    def _first(self, adapter: LoRAAdapter | None, sound: bytes) -> int:
         """Return the hash before the first token."""
-        made_of = self._loaded + ("" if adapter is None else adapter.sha256)
+        made_of = self._loaded + ("" if adapter is None else adapter.sha256) + sound.hex()
         return int(hashlib.sha256(made_of.encode()).hexdigest(), 16) & _MASK if made_of else 0
 
     def _result(self, plan: Plan) -> StepResult:
@@ -368,6 +391,8 @@ class FakeExecutor:
         size, end = self._capacity.page_size, row.start + row.count
         if slot.adapter is not None and self._adapters[slot.init.adapter] != slot.adapter:
             raise StaleCacheError(f"slot {row.slot} lost its adapter to another")
+        if slot.init.sound is not None and self._sounds[slot.init.sound.place] != slot.sound:
+            raise StaleCacheError(f"slot {row.slot} lost its sound to another")
         for each in slot.init.images if self._capacity.whole_images else ():
             if each.first < end < each.first + each.tokens:
                 raise StaleCacheError(f"the plan cuts the image at {each.first} after token {end - 1}")
@@ -375,7 +400,9 @@ class FakeExecutor:
             raise StaleCacheError(f"the plan computes token {end - 1} of {len(slot.tokens)} known")
         while len(slot.hashes) < end:
             at = len(slot.hashes)
-            slot.hashes.append(_extend(slot.hashes[-1] if at else self._first(slot.adapter), slot.tokens[at]))
+            slot.hashes.append(
+                _extend(slot.hashes[-1] if at else self._first(slot.adapter, slot.sound), slot.tokens[at])
+            )
         del slot.hashes[end:]
         if not self._verify:
             return

@@ -224,7 +224,7 @@ class EmbeddingScheduler:
     def adapters(self) -> set[LoRAAdapter]:
         return set()
 
-    def images(self) -> set[bytes]:
+    def media(self) -> set[bytes]:
         return set()
 
     def load(self) -> Load:

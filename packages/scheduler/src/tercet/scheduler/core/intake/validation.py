@@ -26,6 +26,7 @@ LONGEST_PATH = 4096
 LARGE = 1e6
 """Limit of a bias; larger ones would only overflow."""
 
+_HASH_BYTES = 32
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,6 +44,15 @@ def request_error(request: TokenizedGenerateReqInput, vocab_size: int) -> str | 
         or _fault_in_sampling(request.sampling, vocab_size)
         or (_fault_in_logprobs(request.logprobs, vocab_size) if request.logprobs else None)
     )
+
+
+def sound_error(request: TokenizedGenerateReqInput, *, takes_sound: bool) -> str | None:
+    """Return the fault in the sound of a request, or None."""
+    if request.sound is None:
+        return "this model turns sound into text, and the request has no sound" if takes_sound else None
+    if not takes_sound:
+        return "this scheduler takes no sound"
+    return None if len(request.sound.sha256) == _HASH_BYTES else "the sound's hash has another length"
 
 
 def invalid_ids(vocab_size: int, *parts: Sequence[int]) -> bool:

@@ -10,7 +10,8 @@ from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Segment
 from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.async_loader import MOST_LOADED, AsyncLoader, ReadingThreads
-from tercet.scheduler.core.plan import AdapterLoad, Row, SlotInit
+from tercet.scheduler.core.places.loads import AdapterLoad
+from tercet.scheduler.core.plan import Row, SlotInit
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.lora.adapter_files import Adapter, read_adapter
 from tercet.scheduler.models.layers.lora import LoRABank

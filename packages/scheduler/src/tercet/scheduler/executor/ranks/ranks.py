@@ -101,6 +101,11 @@ class Ranks:
         return self._worker.adapters
 
     @property
+    def sounds(self) -> None:
+        """Return None: several ranks take no sound."""
+        return
+
+    @property
     def images(self) -> None:
         """Return None: several ranks take no images."""
         return

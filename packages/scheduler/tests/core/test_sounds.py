@@ -1,0 +1,187 @@
+"""Sounds: encoded at few places, which choices share, and apart in the prefix cache."""
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tercet.protocol.messages.messages import TokenizedGenerateReqInput, UpdateWeightsFromDiskReq
+from tercet.protocol.messages.sound import SoundInput, Transcript
+from tercet.protocol.messages.values import Resume, pack_ints
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import WeightsRead
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
+from tercet.scheduler.testing import Driver, FakeExecutor, request, small_capacity
+
+A, B, C = (SoundInput(sha256=name * 32) for name in (b"a", b"b", b"c"))
+PROMPT = [*range(1, 14)]
+
+
+def driver(sounds: int = 2, *, overlap: int = 0, pages: int = 64, budget: int = 32, **config: Any) -> Driver:
+    shape = small_capacity(sounds=sounds, pages=pages)
+    return Driver(shape, CoreConfig(token_budget=budget, **config), overlap=overlap)
+
+
+def heard(rid: str, sound: SoundInput, prompt: list[int] = PROMPT, **more: Any) -> TokenizedGenerateReqInput:
+    return request(rid, prompt, sound=sound, **{"max_new_tokens": 4, "ignore_eos": True, **more})
+
+
+def run(core: Driver, *requests: TokenizedGenerateReqInput) -> None:
+    core.send(*requests)
+    core.run()
+    for each in requests:
+        for choice in range(each.sampling.n):
+            assert core.output[each.rid, choice] == core.answer(each, choice)
+    core.assert_empty()
+
+
+def loads(core: Driver) -> list[list[tuple[int, bytes]]]:
+    return [[(load.place, load.sha256[:1]) for load in plan.sounds] for plan in core.plans if plan.sounds]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_each_request_is_answered_by_its_own_sound(overlap: int) -> None:
+    core = driver(overlap=overlap)
+    run(core, *(heard(f"r{number}", sound) for number, sound in enumerate((A, B, A, C, B, A))))
+    assert core.output["r0", 0] == core.output["r2", 0] != core.output["r1", 0]
+
+
+def test_a_place_is_needed_to_start() -> None:
+    core = driver(sounds=1)
+    core.send(heard("a", A), heard("b", B))
+    core.step()
+    core.step()
+    assert {req.rid for req in core.core.planner.running} == {"a"}
+    core.run()
+    assert core.output["b", 0] == core.answer(heard("b", B))
+
+
+def test_choices_of_one_request_share_their_sound() -> None:
+    core = driver()
+    run(core, heard("a", A, n=3))
+    assert loads(core) == [[(0, b"a")]]
+
+
+def test_a_sound_stays_at_its_place_until_another_needs_it() -> None:
+    core = driver(sounds=1)
+    for rid, sound in (("1", A), ("2", A), ("3", B), ("4", A)):
+        run(core, heard(rid, sound))
+    assert loads(core) == [[(0, b"a")], [(0, b"b")], [(0, b"a")]]
+
+
+def test_other_tenants_share_no_sound() -> None:
+    core = driver()
+    run(core, heard("a", A, salt="one"))
+    run(core, heard("b", A, salt="two"))
+    assert loads(core) == [[(0, b"a")], [(1, b"a")]]
+    assert core.core.counters.cached_tokens == 0
+
+
+def test_only_equal_sounds_hit_the_prefix_cache() -> None:
+    core = driver()
+    run(core, heard("a", A))
+    run(core, heard("b", B))
+    assert core.core.counters.cached_tokens == 0
+    run(core, heard("again", A))
+    assert core.core.counters.cached_tokens == 12
+
+
+def test_sounds_count_as_tokens_of_the_step_that_encodes_them() -> None:
+    core = driver(sounds=4, budget=20)
+    run(core, *(heard(f"r{number}", msgspec.structs.replace(A, sha256=bytes([number]) * 32)) for number in range(4)))
+    assert [len(each) for each in loads(core)] == [1, 1, 1, 1]
+    core = driver(sounds=4, budget=64)
+    run(core, *(heard(f"r{number}", msgspec.structs.replace(A, sha256=bytes([number]) * 32)) for number in range(4)))
+    assert [len(each) for each in loads(core)] == [3, 1], "the first two leave room for a third"
+
+
+def test_a_retracted_choice_finds_its_sound_again_or_has_it_encoded() -> None:
+    core = driver(sounds=1, pages=10, reserve=0.0, reserve_floor=0.0)
+    run(core, *(heard(f"r{number}", A, max_new_tokens=20) for number in range(2)))
+    assert core.core.counters.retractions
+    assert loads(core) == [[(0, b"a")]]
+    core = driver(sounds=2, pages=10, reserve=0.0, reserve_floor=0.0)
+    run(core, *(heard(f"r{number}", sound, max_new_tokens=20) for number, sound in enumerate((A, B, C))))
+    assert core.core.counters.retractions
+
+
+def test_a_resumed_choice_has_its_sound_encoded() -> None:
+    core = driver()
+    whole = core.answer(heard("a", A))
+    core.output["a", 0] = list(whole[:2])
+    core.send(heard("a", A, attempt=1, resume=[Resume(0, pack_ints(whole[:2]))]))
+    core.run()
+    assert core.output["a", 0] == whole
+
+
+def test_a_later_attempt_with_another_output_starts_anew() -> None:
+    core = driver()
+    core.send(heard("a", A))
+    core.step()
+    timed = msgspec.structs.replace(A, transcript=Transcript.TIMESTAMPS)
+    core.send(heard("a", timed, attempt=1, resume=[Resume(0)]))
+    core.run()
+    kinds = [init.sound.transcript for plan in core.plans for init in plan.introduce if init.sound]
+    assert kinds == [Transcript.TEXT, Transcript.TIMESTAMPS]
+
+
+def test_other_weights_encode_again(tmp_path: Any) -> None:
+    core = driver()
+    run(core, heard("a", A))
+    core.send(UpdateWeightsFromDiskReq(id="1", path=str(tmp_path)), WeightsRead(str(tmp_path), ""))
+    core.run()
+    run(core, heard("b", A))
+    assert loads(core) == [[(0, b"a")], [(1, b"a")]] or loads(core) == [[(0, b"a")], [(0, b"a")]]
+
+
+def test_wrong_sounds_are_rejected() -> None:
+    core = driver()
+    core.send(request("none", PROMPT), heard("short", SoundInput(sha256=b"a")))
+    text = Driver(small_capacity())
+    text.send(heard("deaf", A))
+    assert {rid: each.code for rid, each in (core.rejected | text.rejected).items()} == dict.fromkeys(
+        ("none", "short", "deaf"), "invalid_request"
+    )
+
+
+def test_the_log_of_requests_with_sound_is_replayed() -> None:
+    log, shape, config = io.BytesIO(), small_capacity(sounds=1), CoreConfig(token_budget=32)
+    core = Driver(shape, config, executor=FakeExecutor(shape))
+    core.core = RecordingScheduler(Scheduler(config, shape), LogFile(log).record)  # type: ignore[assignment]
+    core.check = lambda: None  # type: ignore[method-assign]
+    core.send(heard("a", A, n=2), heard("b", B))
+    core.run()
+    log.seek(0)
+    plans = [(recorded, now) for _, recorded, now in replay(read_events(log))]
+    assert sum(plan is not None and bool(plan.sounds) for plan, _ in plans) == 2
+    assert all(recorded == now for recorded, now in plans)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.integers(1, 3), st.integers(1, 12), st.integers(0, 2), st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS, sounds=st.integers(1, 3), overlap=st.integers(0, 1))
+def test_any_order_of_requests_is_answered(steps: list[Any], sounds: int, overlap: int) -> None:
+    core = driver(sounds, overlap=overlap, pages=16, budget=16)
+    wanted = []
+    for number, (name, n, tokens, turns, salted) in enumerate(steps):
+        sound = SoundInput(sha256=name.encode() * 32)
+        salt = "s" if salted else ""
+        wanted.append(heard(f"r{number}", sound, PROMPT[:tokens], n=n, max_new_tokens=tokens, salt=salt))
+        core.send(wanted[-1])
+        for _ in range(turns):
+            core.step()
+    core.run()
+    for each in wanted:
+        for choice in range(each.sampling.n):
+            assert core.output[each.rid, choice] == core.answer(each, choice)
+    core.assert_empty()
