@@ -70,6 +70,7 @@ MODULES = {
     "SeedOssModel": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "SmolLM3Model": "smollm3",
+    "WhisperForConditionalGeneration": "encoder_decoder/whisper",
 }
 """The module of each architecture, as a path in `models/families`.
 

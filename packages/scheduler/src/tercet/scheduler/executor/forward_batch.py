@@ -12,6 +12,7 @@ from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows
 from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.executor.sounds import StepCross
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.layers.layer_ops import LayerCache
 
@@ -50,6 +51,7 @@ class ForwardBatch:
     states: StatePool | None = None  # of models with recurrent layers
     segments: Segments | None = None  # with `states`
     replaced: ReplacedEmbeddings | None = None  # of images
+    cross: StepCross | None = None  # of models with an encoder and a decoder
 
     @classmethod
     def planned(
@@ -66,6 +68,7 @@ class ForwardBatch:
         states: StatePool | None = None,
         segments: Segments | None = None,
         replaced: ReplacedEmbeddings | None = None,
+        cross: StepCross | None = None,
     ) -> "ForwardBatch":
         """Create a batch and plan its backends, which stay valid until they are planned for another batch.
 
@@ -93,12 +96,13 @@ class ForwardBatch:
             states=states,
             segments=segments,
             replaced=replaced,
+            cross=cross,
         )
 
     @property
     def can_be_cut(self) -> bool:
-        """Return whether `part` is available: no token sees one after itself."""
-        return self.replaced is None or self.replaced.seen is None
+        """Return whether `part` is available: no token sees one after itself, or a sound."""
+        return self.cross is None and (self.replaced is None or self.replaced.seen is None)
 
     def part(self, tokens: slice) -> "ForwardBatch":
         """Return a batch of some of the step's tokens. A row that is cut continues in the next part.
@@ -126,6 +130,12 @@ class ForwardBatch:
         group = self.pool.group_of[layer_id]
         self.pool.store(layer_id, k, v, self.attention[group].slot_mapping)
         return self.attend_cached(layer_id, q, params)
+
+    def attend_cross(self, layer_id: int, q: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+        """Attend to the sounds of the tokens. See `CrossBatch`."""
+        if self.cross is None:
+            raise RuntimeError("this step has no sounds")
+        return self.cross.attend(layer_id, q, params)
 
     def states_of(self, layer_id: int) -> tuple[tuple[torch.Tensor, ...], Segments]:
         """Return the state tensors of a layer, and the segments of the step's tokens. See `RecurrentBatch`."""

@@ -15,6 +15,7 @@ from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
+from tercet.scheduler.executor.sounds import StepSounds
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, HeadShape, ModelConfig
 from tercet.scheduler.models.config.recurrent_config import StateTensor
@@ -88,6 +89,7 @@ class KVBudget:
     device: torch.device
     shard: Shard
     images: LoadedImages | None = None
+    sounds: StepSounds | None = None
 
     def longest_context(self) -> int:
         """Return the most tokens of one sequence that total memory can hold, in the cache and in tables of positions
@@ -157,6 +159,7 @@ class KVBudget:
             slots=options.rows,
             tokens=options.step_tokens + self._excess_tokens,
             images=self.images,
+            sounds=self.sounds,
             context_length=config.context_length,
             vocab_size=config.vocab_size,
             device=device,

@@ -22,6 +22,7 @@ from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
+from tercet.scheduler.executor.sounds import LoadedSound
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import (
     ModelError,
@@ -33,6 +34,7 @@ from tercet.scheduler.model_files import (
 )
 from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
+from tercet.scheduler.models.layers.cross_attention import CrossAttention
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import OpsModule, layer_ops, set_ops
 from tercet.scheduler.models.layers.layers import Rotary
@@ -46,6 +48,7 @@ from tercet.scheduler.models.native_linear import (
     use_native_projections,
 )
 from tercet.scheduler.models.registry import build_model, family_of, load_config
+from tercet.scheduler.models.sound.sound_model import load_encoder
 from tercet.scheduler.models.vision.image_model import bounded_for_cpu, load_tower
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
@@ -65,6 +68,8 @@ class LoadedModel(NamedTuple):
     """None if the model takes none."""
     rotary: Rotary | None = None
     """The rotation of most layers; None for a model on transformers' own modules."""
+    sound: LoadedSound | None = None
+    """None if the model takes none."""
 
 
 @contextmanager
@@ -188,6 +193,26 @@ def load_images(
     return LoadedImages(model, tower)
 
 
+def load_sound(
+    options: WorkerOptions, model: Model, device: torch.device, *, native: bool, advance: Advance
+) -> LoadedSound | None:
+    """Load the encoder of sound; None if the model takes none. Raise ValueError for random weights."""
+    if not isinstance(model, CausalLM):
+        return None
+    config = model.config
+    sound = family_of(config.architecture).sound(options.model)
+    if sound is None:
+        return None
+    if options.load_format == "dummy":
+        raise ValueError(f"load_format dummy: {config.architecture} needs the weights of its encoder")
+    encoder = load_encoder(sound, options.checkpoint, config.dtype, device)
+    if device.type == "cpu":
+        report_layers(encoder, advance)
+        if native and not unsupported_dtype(config.dtype, "weights"):
+            use_native_linears(encoder, load_library())
+    return LoadedSound.of(sound, encoder, model)
+
+
 def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device) -> LoRABank | None:
     """Allocate memory for adapters, in float32 on a CPU."""
     if not options.max_loras:
@@ -196,6 +221,8 @@ def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: 
         raise ValueError(f"max_loras {options.max_loras}: models with latent attention run no adapters")
     if config.recurrent is not None:
         raise ValueError(f"max_loras {options.max_loras}: models with recurrent layers run no adapters")
+    if any(isinstance(each, CrossAttention) for each in model.modules()):
+        raise ValueError(f"max_loras {options.max_loras}: models with cross-attention run no adapters")
     dtype = torch.float32 if device.type == "cpu" else config.dtype
     bank = LoRABank(model, options.max_loras, options.max_lora_rank, dtype, device)
     logger.info(

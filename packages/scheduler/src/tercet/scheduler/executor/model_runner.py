@@ -34,6 +34,7 @@ from tercet.scheduler.executor.sampling.sampler import (
 )
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
+from tercet.scheduler.executor.sounds import StepCross, StepSounds
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
 
@@ -103,6 +104,7 @@ class ModelRunner:
         logprobs_mode: LogprobsMode = "raw",
         states: StatePool | None = None,
         images: StepImages | None = None,
+        sounds: StepSounds | None = None,
     ) -> None:
         """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
         pages.
@@ -113,6 +115,7 @@ class ModelRunner:
         self._pool = pool
         self._states = states
         self._images = images
+        self._sounds = sounds
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
@@ -142,6 +145,8 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.load(plan.adapters)
             self._adapters.introduce(plan.introduce)
+        if self._sounds is not None:
+            self._sounds.load(plan.sounds)
         if plan.introduce:
             self._introduce(plan.introduce)
         self._tables.update_pages(plan.pages)
@@ -157,7 +162,8 @@ class ModelRunner:
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         segments = None if self._states is None else self._states.begin(plan)
         inputs, replaced = (inputs, None) if self._images is None else self._images.begin(plan.rows, inputs)
-        hidden = self._forward(inputs, lora, segments, replaced)
+        cross = None if self._sounds is None else self._sounds.begin(plan.rows)
+        hidden = self._forward(inputs, lora, segments, replaced, cross)
         if self._states is not None:
             self._states.end(plan)
         drafts = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.has_penalties(slots) else None
@@ -177,6 +183,8 @@ class ModelRunner:
         again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
             self._grammars.introduce(inits)
+        if self._sounds is not None:
+            self._sounds.introduce(inits)
 
     def _forward(
         self,
@@ -184,6 +192,7 @@ class ModelRunner:
         lora: LoRARows | None,
         segments: Segments | None,
         replaced: ReplacedEmbeddings | None,
+        cross: StepCross | None,
     ) -> torch.Tensor:
         """Return the hidden states [tokens, hidden]."""
         adapted = lora is not None
@@ -202,6 +211,7 @@ class ModelRunner:
             states=self._states,
             segments=segments,
             replaced=replaced,
+            cross=cross,
         )
         return self._model(ids, inputs.positions, batch)
 
@@ -241,10 +251,14 @@ class ModelRunner:
         """Sample for some of the sampling rows."""
         if len(slots) < len(hidden):
             hidden = hidden[inputs.sample_index]
+        logits = self._model.compute_logits(_some(hidden, rows))
+        slots, positions = _some(slots, rows), _some(inputs.output_positions, rows)
+        if self._sounds is not None:
+            self._sounds.restrict(logits, slots, positions, self._tables.read)
         return self._sampler.sample(
-            self._model.compute_logits(_some(hidden, rows)),
-            _some(slots, rows),
-            _some(inputs.output_positions, rows),
+            logits,
+            slots,
+            positions,
             None if constrained is None else lambda: constrained.masks()[rows],
             sent_positions=_some(inputs.sent_positions, rows),
             drafts=drafts,

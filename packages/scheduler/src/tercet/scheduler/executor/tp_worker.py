@@ -29,6 +29,7 @@ from tercet.scheduler.executor.loading import (
     kv_scales,
     load_images,
     load_model,
+    load_sound,
     reading_model,
     sampling_ops,
     shape_of,
@@ -37,6 +38,7 @@ from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters,
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
+from tercet.scheduler.executor.sounds import SoundMemory, StepSounds
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights_loader import weights_loader
@@ -103,12 +105,12 @@ class TpModelWorker:
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             self._loaded: LoadedModel | None = (loaded := self._load(options))
         ops = sampling_ops(loaded.model, device, native=self._native)
-        budget = replace(budget, images=loaded.images)
+        self._sounds = SoundMemory.of(loaded.sound, options, config, device)
+        budget = replace(budget, images=loaded.images, sounds=self._step_sounds(loaded))
         sizes = budget.sizes(loaded.model, backend, ops)
         groups, tokens = budget.groups(sizes), sizes.pages * options.page_size
         with require_memory(f"a KV cache of {tokens} tokens, lower kv_cache_bytes"):
-            spare, page_size = device.type == "cuda", options.page_size
-            self._pool = KVPool(groups, device, spare=spare, scales=scales, page_size=page_size)
+            self._pool = KVPool(groups, device, spare=device.type == "cuda", scales=scales, page_size=options.page_size)
             self._states = None
             if sizes.snapshots is not None:
                 self._states = StatePool(state_layers(config), options.rows, sizes.snapshots, device)
@@ -120,7 +122,9 @@ class TpModelWorker:
             if device.type == "cuda":
                 self._warm_up(loaded.model)
         self.weights = weights_loader(self._check)
-        self._capacity = capacity_of(options, config, ends, self._pool, self._states, self._grammars, loaded.images)
+        self._capacity = capacity_of(
+            options, config, ends, self._pool, self._states, self._grammars, loaded.images, self._sounds
+        )
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
 
@@ -141,8 +145,8 @@ class TpModelWorker:
 
     @property
     def sounds(self) -> SoundSamples | None:
-        """None: no model takes sound."""
-        return None
+        """Samples of sounds; None if the model takes none."""
+        return None if self._sounds is None else self._sounds.store
 
     @property
     def adapters(self) -> AdapterLoader | None:
@@ -192,13 +196,14 @@ class TpModelWorker:
         progress, advance = self._progress, self._advance
         loaded = load_model(options, config, self._cached, device, native=native, progress=progress, shard=shard)
         images = load_images(options, config, device, native=native, shard=shard, advance=advance)
-        return loaded._replace(images=images)
+        sound = load_sound(options, loaded.model, device, native=native, advance=advance)
+        return loaded._replace(images=images, sound=sound)
 
     def _runner_of(self, loaded: LoadedModel) -> ModelRunner:
         """Return a runner of a model over the existing pages."""
         options, device, strategy, model = self._options, self._device, self._strategy, loaded.model
         graphs = None
-        if device.type == "cuda" and self._states is None:
+        if device.type == "cuda" and self._states is None and self._sounds is None:
             recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
             rows, chained = options.slots, options.draft_rows
             graphs = graph_runners(model, self._pool, self._backend, recorder, decode_rows=rows, chained_rows=chained)
@@ -221,7 +226,14 @@ class TpModelWorker:
             logprobs_mode=options.logprobs_mode,
             states=self._states,
             images=step_images(loaded.images, loaded.rotary, self.images, device),
+            sounds=self._step_sounds(loaded),
         )
+
+    def _step_sounds(self, loaded: LoadedModel) -> StepSounds | None:
+        """Return the sounds of a model's steps; None if it takes none."""
+        if loaded.sound is None or self._sounds is None:
+            return None
+        return StepSounds(loaded.sound, self._sounds, self._backend, self._options.rows, self._device)
 
     def _warm_up(self, model: Model) -> None:
         """Run ordinary steps so that kernels are compiled before requests wait for them. The page they write to is
@@ -272,6 +284,7 @@ class TpModelWorker:
         if MemoryTag.WEIGHTS in released or options is not self._options:
             self._loaded = None
         pools = [*self._pool.tensors, *(() if self._states is None else self._states.tensors)]
+        pools += [] if self._sounds is None else self._sounds.cache.tensors
         if MemoryTag.KV_CACHE in released:
             release_tensors(pools)
         release_cached()

@@ -7,6 +7,7 @@ from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
+from tercet.scheduler.executor.sounds import SoundMemory
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import tokenizer_files
@@ -24,6 +25,7 @@ def capacity_of(
     states: StatePool | None,
     grammars: SlotGrammars | None,
     images: LoadedImages | None,
+    sounds: SoundMemory | None,
 ) -> Capacity:
     """Return the limits that the core must know."""
     return Capacity(
@@ -38,6 +40,7 @@ def capacity_of(
         adapters=options.max_loras,
         images=images and images.model.form,
         whole_images=images is not None and images.model.whole,
+        sound=sounds and sounds.capacity,
     )
 
 

@@ -16,6 +16,7 @@ from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
+from tercet.scheduler.executor.sounds import StepSounds
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.config.recurrent_config import StateTensor
 
@@ -137,10 +138,11 @@ def profile_run(
     device: torch.device,
     states: Mapping[int, Sequence[StateTensor]] = {},
     images: LoadedImages | None = None,
+    sounds: StepSounds | None = None,
 ) -> None:
     """Run the largest plan over a cache of one page, which all rows overwrite: only its memory matters.
 
-    The tower encodes an image before, as it does within steps.
+    An image or a sound is encoded before, as it is within steps.
 
     The step is not split. Raise torch.OutOfMemoryError if it does not fit.
     """
@@ -156,9 +158,12 @@ def profile_run(
         sampling_ops=ops,
         release=_refuse,
         states=StatePool(states, slots, 0, device) if states else None,
+        sounds=sounds,
     )
     if images is not None:
         images.encode_blank()
+    if sounds is not None:
+        sounds.encode_blank()
     runner.execute(worst_plan(slots, tokens, context_length)).result()
 
 

@@ -24,8 +24,15 @@ from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.recurrent import CausalConv
 from tercet.scheduler.models.layers.shard import Cut
 
-_TEXT = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
-"""Prefixes of text tensors in models that also read images, by transformers 4 and 5, and their replacement."""
+_TEXT = {
+    "language_model.": "",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "model.decoder.": "model.",
+}
+"""Prefixes of text tensors in models that also read images, by transformers 4 and 5, or that read sound, and their
+replacement.
+"""
 _CORRECTION = ".e_score_correction_bias"
 """Suffix of the router's score correction in checkpoints that store it outside the router."""
 _VISION = tuple(
@@ -33,7 +40,7 @@ _VISION = tuple(
     for prefix in ("", "model.")
     for part in (
         *("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "mm_projector.", "embed_vision."),
-        *("connector.", "audio_tower.", "embed_audio."),
+        *("connector.", "audio_tower.", "embed_audio.", "encoder."),
     )
 )
 
@@ -114,6 +121,7 @@ _SCHEMES = {
     ".f_a_proj.": _KIMI_LINEAR,
     ".router.per_expert_scale": _GEMMA4,
     ".feed_forward.": _LLAMA4,
+    ".encoder_attn.": {"proj_out.": "lm_head."},
 }
 """The names of a family by a part of a name that no later family has."""
 _SHARED = {".mlp.shared_experts.": ".mlp."}

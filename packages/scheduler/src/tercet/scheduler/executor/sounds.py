@@ -1,0 +1,210 @@
+"""Sounds of a step: samples that frontends sent, keys and values of their encodings, and the place of each row's."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.sound import SoundFormat, SoundInput
+from tercet.scheduler.core.places.loads import SoundCapacity, SoundLoad
+from tercet.scheduler.core.plan import Row, SlotInit
+from tercet.scheduler.device.device_memory import available_bytes
+from tercet.scheduler.device.staging import Array, HostToDevice
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.sampling.slot_transcripts import SlotTranscripts, Tokens
+from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.cross_attention import CrossAttention
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.sound.sound_model import SoundEncoder, SoundModel
+
+logger = logging.getLogger(__name__)
+
+MOST_SAMPLE_BYTES = 1 << 30
+"""Samples of all held requests; further requests are refused."""
+_SHARE = 0.25
+"""Share of free memory for keys and values of encoded sounds."""
+_SAMPLE_BYTES = 2
+
+
+class LoadedSound(NamedTuple):
+    """Sound of a loaded model, the encoder, and the decoder's layers that attend to its output."""
+
+    model: SoundModel
+    encoder: SoundEncoder
+    layers: Sequence[CrossAttention]
+
+    @classmethod
+    def of(cls, model: SoundModel, encoder: SoundEncoder, decoder: CausalLM) -> "LoadedSound":
+        """Return the sound of a decoder."""
+        return cls(model, encoder, [each for each in decoder.modules() if isinstance(each, CrossAttention)])
+
+
+class SoundStore:
+    """Samples by hash, as long as a held choice needs them. The loop adds and retains, the executor reads."""
+
+    def __init__(self, form: SoundFormat, most_bytes: int = MOST_SAMPLE_BYTES) -> None:
+        self._longest = form.samples * _SAMPLE_BYTES
+        self._most = most_bytes
+        self._samples: dict[bytes, Frame] = {}
+        self._bytes = 0
+
+    def add(self, sound: SoundInput, frames: Sequence[Frame]) -> str:
+        """Keep the samples of a request, without copying them. Return a fault, or an empty text."""
+        size = memoryview(frames[0]).nbytes if len(frames) == 1 else 0
+        if not 0 < size <= self._longest or size % _SAMPLE_BYTES:
+            return "the samples do not fit the model"
+        if sound.sha256 in self._samples:
+            return ""
+        if self._bytes + size > self._most:
+            return "too many sounds are held"
+        self._samples[sound.sha256] = frames[0]
+        self._bytes += size
+        return ""
+
+    def retain(self, needed: Collection[bytes]) -> None:
+        """Drop all other samples."""
+        for sha256 in self._samples.keys() - needed:
+            self._bytes -= memoryview(self._samples.pop(sha256)).nbytes
+
+    def samples(self, sha256: bytes) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
+        """Return samples. Raise KeyError if they were never added or are dropped."""
+        return np.frombuffer(self._samples[sha256], np.dtype("<i2")).astype(np.int16)
+
+
+class CrossCache:
+    """Keys and values of encoded sounds, written once: each place is a run of pages of a pool of its own."""
+
+    def __init__(
+        self, options: WorkerOptions, config: ModelConfig, positions: int, layers: Sequence[int], device: torch.device
+    ) -> None:
+        """Allocate a place for each slot, as far as a share of free memory suffices. Raise ValueError for none."""
+        page_size = options.page_size
+        shape = KVShape(page_size=page_size, kv_heads=config.heads, head_dim=config.head_dim, dtype=config.dtype)
+        self.positions = positions
+        self._pages = -(-positions // page_size)
+        place_bytes = self._pages * shape.page_bytes * len(layers)
+        self.places = min(options.rows, int(available_bytes(device) * _SHARE) // place_bytes)
+        if not self.places:
+            raise ValueError(f"a quarter of free memory does not hold an encoded sound of {place_bytes} bytes")
+        group = KVGroup(name="cross", layers=dict.fromkeys(layers, shape), pages=self.places * self._pages)
+        self.pool = KVPool([group], device)
+        self._to_device = HostToDevice(device)
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return self.pool.bytes
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Tensors of the cache."""
+        return self.pool.tensors
+
+    def store(self, place: int, layer: CrossAttention, hidden: torch.Tensor) -> None:
+        """Write a layer's keys and values of the encoder's output [positions, hidden]."""
+        first = place * self._pages * self.pool.page_size
+        slots = torch.arange(first, first + self.positions, device=hidden.device)
+        self.pool.store(layer.layer_id, *layer.keys_values(hidden), slots)
+
+    def plan(self, backend: AttentionBackend, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        """Prepare a step whose tokens have sounds in these places. Each token is a row: it sees its whole sound."""
+        tokens = len(places)
+        table = places[:, None] * self._pages + np.arange(self._pages)
+        arrays = np.arange(tokens + 1), np.full(tokens, self.positions), table
+        query_start, kv_lens, page_table = self._to_device.send([each.astype(np.int32) for each in arrays])
+        backend.plan(
+            AttentionBatch(
+                query_start=query_start,
+                kv_lens=kv_lens,
+                page_table=page_table,
+                slot_mapping=torch.zeros(tokens, dtype=torch.int64, device=page_table.device),  # nothing is stored
+                page_size=self.pool.page_size,
+                host_query_lens=[1] * tokens,
+                host_kv_lens=[self.positions] * tokens,
+            )
+        )
+
+
+class StepCross(NamedTuple):
+    """Cross-attention of a step, for which the backend is planned."""
+
+    pool: KVPool
+    backend: AttentionBackend
+
+    def attend(self, layer_id: int, q: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+        """Attend with q [tokens, heads, head_dim]."""
+        return self.backend.attend(q, *self.pool.layer(layer_id), params)
+
+
+class StepSounds:
+    """The place of each slot's sound. A slot without one, as in rehearsals, reads place 0."""
+
+    def __init__(
+        self,
+        loaded: LoadedSound,
+        memory: "SoundMemory",
+        backend: Callable[[], AttentionBackend],
+        slots: int,
+        device: torch.device,
+    ) -> None:
+        model = loaded.model
+        self._loaded = loaded
+        self._store, self._cache = memory.store, memory.cache
+        self._backend = backend()
+        self._places = np.zeros(slots, dtype=np.int64)
+        self._transcripts = SlotTranscripts(model.rules, model.form.tokens, slots, device)
+
+    def load(self, loads: Sequence[SoundLoad]) -> None:
+        """Encode sounds into their places, one by one."""
+        for load in loads:
+            self._encode(load.place, self._store.samples(load.sha256))
+
+    def encode_blank(self) -> None:
+        """Encode a sound, for the memory that this takes."""
+        self._encode(0, np.zeros(self._loaded.model.form.samples, dtype=np.int16))
+
+    def introduce(self, inits: Sequence[SlotInit]) -> None:
+        """Note the places of choices that take slots."""
+        for init in inits:
+            self._places[init.slot] = 0 if init.sound is None else init.sound.place
+        self._transcripts.introduce(inits)
+
+    def begin(self, rows: Sequence[Row]) -> StepCross:
+        """Return the cross-attention of a step."""
+        counts = [row.count for row in rows]
+        self._cache.plan(self._backend, self._places[[row.slot for row in rows]].repeat(counts))
+        return StepCross(self._cache.pool, self._backend)
+
+    def restrict(self, logits: torch.Tensor, slots: Array, positions: Array, known: Tokens) -> None:
+        """See `SlotTranscripts.restrict`."""
+        self._transcripts.restrict(logits, slots, positions, known)
+
+    def _encode(self, place: int, samples: np.ndarray[tuple[int], np.dtype[np.int16]]) -> None:
+        hidden = self._loaded.encoder(samples)
+        for layer in self._loaded.layers:
+            self._cache.store(place, layer, hidden)
+
+
+class SoundMemory(NamedTuple):
+    """Memory for the sounds of a model's requests, kept when its weights change."""
+
+    store: SoundStore
+    cache: CrossCache
+    capacity: SoundCapacity
+
+    @classmethod
+    def of(
+        cls, loaded: LoadedSound | None, options: WorkerOptions, config: object, device: torch.device
+    ) -> "SoundMemory | None":
+        """Allocate the memory; None for a model that takes no sound."""
+        if loaded is None or not isinstance(config, ModelConfig):
+            return None
+        form, positions = loaded.model.form, loaded.model.positions
+        cache = CrossCache(options, config, positions, [layer.layer_id for layer in loaded.layers], device)
+        logger.info("encoded sounds: places=%d memory=%.2f GiB", cache.places, cache.bytes / 2**30)
+        return cls(SoundStore(form), cache, SoundCapacity(form=form, places=cache.places, positions=positions))

@@ -1,0 +1,1 @@
+"""Encoders of sound, for models that turn it into text."""
