@@ -15,7 +15,8 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.parameter_path import Step, joined
 from tercet.frontend.http.request_body import validation_error
 
-BODIES = sorted({each.body for each in OPERATIONS.values() if each.body}, key=lambda body: body.__name__)
+JSON = (each.body for each in OPERATIONS.values() if each.body and not each.form)
+BODIES = sorted({*JSON}, key=lambda body: body.__name__)
 LEAVES = {"str": "a", "bool": False, "any": {}, "dict": {}, "none": None, "int": 1, "float": 0.5}
 
 

@@ -62,7 +62,7 @@ def write_whisper(directory: Path, *, seconds: int = 30, several: bool = True, s
         "decoder_start_token_id": start,
         "is_multilingual": several,
         "no_timestamps_token_id": ids["<|notimestamps|>"],
-        "suppress_tokens": [1, 2, 7, start],
+        "suppress_tokens": [1, 2, 7, *(ids[text] for text in texts[1:-1])],
         "begin_suppress_tokens": [32, end],
         "max_initial_timestamp_index": 50,
     }

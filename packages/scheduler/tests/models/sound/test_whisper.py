@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
-from transformers.generation import logits_process
 
 from packages.scheduler.tests.models.sound.checkpoint import write_whisper
+from packages.scheduler.tests.models.sound.reference import WhisperReference
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.sound import SoundInput, Transcript
 from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
@@ -86,50 +84,11 @@ class Run:
         return [self.driver.output[rid, 0] for rid in rids]
 
 
-class Reference:
-    """transformers' `generate`, with its rules for Whisper and without its search for further windows."""
+class Reference(WhisperReference):
+    """Answers to the sounds of these tests."""
 
-    def __init__(self, directory: Path) -> None:
-        self._model: Any = transformers.WhisperForConditionalGeneration.from_pretrained(directory)
-        self._features: Any = transformers.WhisperFeatureExtractor.from_pretrained(directory)
-
-    def _processors(self, kind: Transcript, begin: int) -> list[Any]:
-        config = self._model.generation_config
-        if kind is LANGUAGE:
-            languages = [*config.lang_to_id.values()]
-            return [
-                logits_process.SuppressTokensLogitsProcessor([*{*range(self._model.config.vocab_size)} - {*languages}])
-            ]
-        found = [
-            logits_process.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, begin),
-            logits_process.SuppressTokensLogitsProcessor(config.suppress_tokens),
-        ]
-        if kind is TIMESTAMPS:
-            found.append(logits_process.WhisperTimeStampLogitsProcessor(config, begin))
-        return found
-
-    @torch.inference_mode()
-    def generate(self, name: str, kind: Transcript, prompt: Sequence[int], count: int = ANSWER) -> Any:
-        floats = np.frombuffer(samples(name), "<i2").astype(np.float32) / 32_768
-        plain = transformers.GenerationConfig(
-            eos_token_id=self._model.generation_config.eos_token_id,
-            pad_token_id=self._model.generation_config.eos_token_id,
-            max_new_tokens=1 if kind is LANGUAGE else count,
-            output_logits=True,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        return transformers.GenerationMixin.generate(
-            self._model,
-            self._features(floats, sampling_rate=16_000, return_tensors="pt").input_features,
-            generation_config=plain,
-            decoder_input_ids=torch.tensor([list(prompt)]),
-            logits_processor=transformers.LogitsProcessorList(self._processors(kind, len(prompt))),
-        )
-
-    def answer(self, name: str, kind: Transcript, prompt: Sequence[int]) -> list[int]:
-        answer: list[int] = self.generate(name, kind, prompt).sequences[0, len(prompt) :].tolist()
-        return answer
+    def of(self, name: str, kind: Transcript, prompt: Sequence[int]) -> list[int]:
+        return self.answer(samples(name), kind, prompt, ANSWER)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +103,7 @@ ALL = [(name, kind) for name in SECONDS for kind in (TEXT, TIMESTAMPS, LANGUAGE)
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_answers_equal_those_of_transformers(directory: Path, reference: Reference, backend: str, overlap: int) -> None:
     run = Run(directory, overlap=overlap, attention_backend=backend)
-    expected = [reference.answer(name, kind, run.prompt(kind)) for name, kind in ALL]
+    expected = [reference.of(name, kind, run.prompt(kind)) for name, kind in ALL]
     assert run.answers(ALL) == expected
     assert len({tuple(each) for each in expected}) > len(SECONDS) + 2, "sounds and kinds differ"
     assert [run.answers([each])[0] for each in ALL[:4]] == expected[:4], "and one by one"
@@ -155,7 +114,7 @@ def test_logits_equal_those_of_transformers(directory: Path, reference: Referenc
     run = Run(directory)
     run.send("r", "half", kind, logprobs=LogprobParams(top=0))
     run.driver.run()
-    expected = reference.generate("half", kind, run.prompt(kind))
+    expected = reference.generate(samples("half"), kind, run.prompt(kind), ANSWER)
     said = run.driver.output["r", 0]
     for place, (token, scores) in enumerate(zip(said, expected.scores, strict=True)):
         assert run.driver.logprobs["r", 0][place] == pytest.approx(float(scores[0].log_softmax(0)[token]), abs=1e-4)
@@ -165,7 +124,7 @@ def test_choices_of_one_request_are_equal(directory: Path, reference: Reference)
     run = Run(directory)
     run.send("r", "full", TIMESTAMPS, n=2)
     run.driver.run()
-    expected = reference.answer("full", TIMESTAMPS, run.prompt(TIMESTAMPS))
+    expected = reference.of("full", TIMESTAMPS, run.prompt(TIMESTAMPS))
     assert run.driver.output["r", 0] == run.driver.output["r", 1] == expected
     assert sum(len(plan.sounds) for plan in run.driver.plans) == 1
 
@@ -175,13 +134,13 @@ def test_retracted_choices_go_on(directory: Path, reference: Reference) -> None:
     page = layers * 2 * 4 * 32 * 4
     run = Run(directory, kv_cache_bytes=11 * page, config={"reserve": 0.0, "reserve_floor": 0.0})
     wanted = [("half", TEXT), ("full", TIMESTAMPS), ("quiet", TIMESTAMPS)]
-    assert run.answers(wanted) == [reference.answer(name, kind, run.prompt(kind)) for name, kind in wanted]
+    assert run.answers(wanted) == [reference.of(name, kind, run.prompt(kind)) for name, kind in wanted]
     assert run.driver.core.counters.retractions
 
 
 def test_resumed_choices_go_on(directory: Path, reference: Reference) -> None:
     run = Run(directory)
-    expected = reference.answer("full", TIMESTAMPS, run.prompt(TIMESTAMPS))
+    expected = reference.of("full", TIMESTAMPS, run.prompt(TIMESTAMPS))
     run.driver.output["r", 0] = expected[:5]
     run.send("r", "full", TIMESTAMPS, attempt=1, resume=[Resume(0, pack_ints(expected[:5]))])
     run.driver.run()
@@ -196,7 +155,7 @@ def test_sounds_take_turns_at_few_places(
     assert run.worker.capacity.sound is not None
     assert run.worker.capacity.sound.places in (1, 2)
     wanted = [(name, TEXT) for name in SECONDS]
-    assert run.answers(wanted) == [reference.answer(name, kind, run.prompt(kind)) for name, kind in wanted]
+    assert run.answers(wanted) == [reference.of(name, kind, run.prompt(kind)) for name, kind in wanted]
 
 
 def test_no_place_is_no_model(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +174,7 @@ def test_a_model_of_one_language_names_none(tmp_path: Path) -> None:
     run = Run(write_whisper(tmp_path, seconds=2, several=False))
     assert (run.tokens.languages, run.tokens.transcribe, run.tokens.translate) == ({}, None, None)
     wanted = [("half", TEXT), ("half", TIMESTAMPS)]
-    assert run.answers(wanted) == [Reference(tmp_path).answer(name, kind, run.prompt(kind)) for name, kind in wanted]
+    assert run.answers(wanted) == [Reference(tmp_path).of(name, kind, run.prompt(kind)) for name, kind in wanted]
 
 
 def change(path: Path, **fields: Any) -> None:

@@ -69,6 +69,7 @@ async def respond(
     *,
     stream: bool,
     rid: str = "",
+    media_type: str = "application/json",
     on_finished: Callable[[Generation], Awaitable[None]] | None = None,
     on_written: Callable[[Generation], Awaitable[None]] | None = None,
 ) -> Response:
@@ -94,7 +95,7 @@ async def respond(
         manager.release(generation)
         raise
     manager.release(generation)
-    return Response(body, media_type="application/json")
+    return Response(body, media_type=media_type)
 
 
 async def _with_callback(

@@ -14,16 +14,23 @@ from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.helper.pool import HelperPool
 from tercet.frontend.helper.process import HelperDiedError, HelperProcess
 from tercet.frontend.media.sound_pipe import ReadSound, ReadWindow, SoundWindow, decode_window
+from tercet.protocol.messages.sound import SoundInput, Transcript
 
 WORKER = "tercet.frontend.media.sound_worker"
 _PACKAGES = ("soundfile", "soxr")
 
 
 class DecodedSound(msgspec.Struct, frozen=True):
-    """Window of a sound: int16 samples of one channel, and their SHA-256."""
+    """Window of a sound: int16 samples of one channel, their SHA-256, and the kind of output that is wanted."""
 
     samples: bytes
     sha256: bytes
+    transcript: Transcript = Transcript.TEXT
+
+    @property
+    def input(self) -> SoundInput:
+        """Return the part of a message beside the samples."""
+        return SoundInput(sha256=self.sha256, transcript=self.transcript)
 
 
 class _SoundError(Exception):

@@ -7,6 +7,7 @@ from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.membership.heartbeat_timer import is_stuck
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.messages import Heartbeat, Ready
+from tercet.protocol.messages.sound import SoundFormat
 from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Phase, Role
 
 MAX_LINEAGE_ENTRIES = 1000
@@ -170,12 +171,12 @@ class PeerRegistry:
         return self.schedulers.pop(peer, None) or self.detokenizers.pop(peer, None)
 
     def eligible_schedulers(
-        self, weights: str, *, grammars: bool = False, adapters: bool = False, images: ImageFormat | None = None
+        self, weights: str, *, grammars: bool = False, adapters: bool = False, media: ModelLimits | None = None
     ) -> list[SchedulerPeer]:
         """Return ready schedulers with exactly these weights, between which requests can move.
 
-        `grammars` and `adapters` restrict the result to schedulers with support for them, `images` to those that take
-        images in this form.
+        `grammars` and `adapters` restrict the result to schedulers with support for them, `media` to those that take
+        images and sound in the form of these limits.
         """
         return [
             each
@@ -185,17 +186,21 @@ class PeerRegistry:
             and each.identity.weights == weights
             and (not grammars or (each.limits and each.limits.grammars))
             and (not adapters or (each.limits and each.limits.max_loras))
-            and (images is None or (each.limits and each.limits.images == images))
+            and (media is None or (each.limits and _forms(each.limits) == _forms(media)))
         ]
 
     def able_schedulers(self, state: RequestState) -> list[SchedulerPeer]:
         """Return schedulers that can run a request: those with its weights, else those with their successor."""
         weights, adapters = state.model.identity.weights, state.lora is not None
-        images = state.model.limits.images if state.frames else None
+        media = state.model.limits if state.frames else None
         for each in dict.fromkeys([weights, self.weight_lineage.latest(weights)]):
-            if able := self.eligible_schedulers(each, grammars=state.constrained, adapters=adapters, images=images):
+            if able := self.eligible_schedulers(each, grammars=state.constrained, adapters=adapters, media=media):
                 return able
         return []
 
     def eligible_detokenizers(self) -> list[DetokenizerPeer]:
         return [each for each in self.detokenizers.values() if each.ready]
+
+
+def _forms(limits: ModelLimits) -> tuple[ImageFormat | None, SoundFormat | None]:
+    return limits.images, limits.sound

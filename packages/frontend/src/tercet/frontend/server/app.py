@@ -13,6 +13,7 @@ from tercet.frontend.api.docs.openapi import OpenApi
 from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.api.metrics import METRICS_PATH, Metrics
 from tercet.frontend.api.models import OpenAIServingModels
+from tercet.frontend.api.openai.audio.routes import OpenAIServingAudio
 from tercet.frontend.api.openai.chat import OpenAIServingChat
 from tercet.frontend.api.openai.completions import OpenAIServingCompletion
 from tercet.frontend.api.openai.embeddings import OpenAIServingEmbedding
@@ -108,6 +109,7 @@ def _routes(
         *OpenAIServingConversations(conversations, responses, limit).routes,
         *OpenAIServingEmbedding(manager, limit).routes,
         *OpenAIServingRerank(manager, limit).routes,
+        *OpenAIServingAudio(manager, limit).routes,
         *OpenAIServingModels(manager.models, manager.adapters).routes,
         *AnthropicServingMessages(manager, planner, limit).routes,
         *sglang_routes(manager, planner, stores.sessions if stores else None, limit),

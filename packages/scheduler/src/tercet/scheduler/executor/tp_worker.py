@@ -37,16 +37,15 @@ from tercet.scheduler.executor.loading import (
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
-from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
+from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars, slot_grammars
 from tercet.scheduler.executor.sounds import SoundMemory, StepSounds
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights_loader import weights_loader
 from tercet.scheduler.executor.worker_limits import capacity_of, end_ids, log_cache, served_context_length
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
-from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.cache import GrammarLoader
-from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, with_context_length
+from tercet.scheduler.models.config.model_config import ModelConfig, with_context_length
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance, SoundSamples
@@ -101,7 +100,7 @@ class TpModelWorker:
         self._strategy, self._advance, self._progress = rank_strategy_of(shard), advance, progress
         budget.check()
         ends = end_ids(options, config)
-        self._grammars = _grammars(options, config, ends)
+        self._grammars = slot_grammars(options, config, ends)
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             self._loaded: LoadedModel | None = (loaded := self._load(options))
         ops = sampling_ops(loaded.model, device, native=self._native)
@@ -316,10 +315,3 @@ def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], Step
         future.set_exception(error)
         return future.result
     return lambda: output
-
-
-def _grammars(options: WorkerOptions, config: DecoderShape, ends: Sequence[int]) -> SlotGrammars | None:
-    backend = grammar_backend(options.grammar_backend, options.model, config.vocab_size, ends)
-    if backend is None:
-        return None
-    return SlotGrammars(backend, options.slots, config.vocab_size, fast_forward=options.fast_forward)

@@ -100,6 +100,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     query: Sequence[QueryParameter] = ()
     lists: bool = False
     """A batch request is answered with a list."""
+    form: bool = False
+    """The body is multipart/form-data, not JSON."""
     streams: bool = False
     """A request with `stream: true` is answered with server-sent events."""
     admin: bool = False
@@ -157,7 +159,8 @@ def _describe(
         described["parameters"] = parameters
     if schema is not None:
         media = {"schema": schema, "example": operation.example}
-        described["requestBody"] = {"required": True, "content": {"application/json": media}}
+        media_type = "multipart/form-data" if operation.form else "application/json"
+        described["requestBody"] = {"required": True, "content": {media_type: media}}
     return described
 
 

@@ -4,6 +4,7 @@ Tests keep this table equal to the routers, send each request and compare the re
 """
 
 from tercet.frontend.api.docs.anthropic_operations import ANTHROPIC
+from tercet.frontend.api.docs.audio_operations import AUDIO
 from tercet.frontend.api.docs.openai_operations import OPENAI
 from tercet.frontend.api.docs.openapi import MethodAndPath, Operation
 from tercet.frontend.api.docs.responses_operations import RESPONSES
@@ -18,6 +19,7 @@ OPERATIONS: dict[MethodAndPath, Operation] = {
     **STORED_CHATS,
     **RESPONSES,
     **SCORES,
+    **AUDIO,
     **ANTHROPIC,
     **SGLANG,
     **TRAINING,

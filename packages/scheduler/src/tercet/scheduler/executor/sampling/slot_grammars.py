@@ -17,8 +17,11 @@ from tercet.protocol.grammar_limits import FREE_SECONDS, SECONDS_PER_TOKEN
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.sampling.mask_threads import Account, Job, MaskThreads
+from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.cache import GrammarCache, grammar_loader
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Masks, Matcher
+from tercet.scheduler.models.config.model_config import DecoderShape
 
 logger = logging.getLogger(__name__)
 
@@ -381,3 +384,11 @@ def _fail(row: int, error: str, outcome: GrammarOutcome) -> None:
     logger.warning("grammar failed, ending its choice")
     logger.debug("%s", error)  # contains user input
     outcome.errors[row] = SPENT if error is SPENT else FAILED
+
+
+def slot_grammars(options: WorkerOptions, config: DecoderShape, ends: Sequence[int]) -> SlotGrammars | None:
+    """Return the grammars of a worker's slots; None if its options refuse them."""
+    backend = grammar_backend(options.grammar_backend, options.model, config.vocab_size, ends)
+    if backend is None:
+        return None
+    return SlotGrammars(backend, options.slots, config.vocab_size, fast_forward=options.fast_forward)

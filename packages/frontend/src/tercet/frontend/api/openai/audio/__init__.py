@@ -1,0 +1,1 @@
+"""OpenAI's Audio API: transcriptions and translations of sound."""

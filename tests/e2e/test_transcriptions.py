@@ -1,0 +1,181 @@
+"""Sound through OpenAI's client: the texts of transformers on the same windows."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import transformers
+from openai import BadRequestError, OpenAI
+
+pytest.importorskip("soundfile")
+pytest.importorskip("soxr")
+
+from packages.frontend.tests.media.sounds import saved, voice
+from packages.scheduler.tests.models.sound.checkpoint import write_whisper
+from packages.scheduler.tests.models.sound.reference import WhisperReference
+from tercet.frontend.media.sound_pipe import ReadSound
+from tercet.frontend.media.sound_worker import sound_windows
+from tercet.protocol.messages.sound import Transcript, TranscriptTokens
+from tercet.scheduler.models.sound.whisper import sound_model
+from tests.server_process import Server
+
+CONTEXT = 40
+SECONDS = (5, 29, 95)
+FILES = {seconds: saved(voice(seconds, 22_050, 2, seed=seconds), 22_050, "FLAC") for seconds in SECONDS}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whisper(tmp_path_factory.mktemp("sound") / "hearing", max_target_positions=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def hearing(start: Callable[..., Server], directory: Path) -> Iterator[Server]:
+    server = start(str(directory), "--dtype", "float32", "--kv-cache-bytes", "64MiB").wait()
+    yield server
+    assert server.stop() == 0, "\n".join(server.lines)
+
+
+@pytest.fixture(scope="module")
+def client(hearing: Server) -> OpenAI:
+    return OpenAI(base_url=f"{hearing.url}/v1", api_key="none", max_retries=0)
+
+
+class Reference(WhisperReference):
+    """Transcripts of files, window by window."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.tokens: TranscriptTokens = sound_model(directory).form.tokens
+        self.tokenizer: Any = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+
+    def language(self, window: bytes) -> int:
+        return self.answer(window, Transcript.LANGUAGE, [self.tokens.start], 1)[0]
+
+    def windows(self, file: bytes) -> list[bytes]:
+        order = ReadSound(file=file, rate=16_000, window=480_000, seconds=9)
+        return [each.tobytes() for each in sound_windows(order)]
+
+    def ids(self, file: bytes, *, timed: bool = False, language: str = "", task: str = "transcribe") -> list[list[int]]:
+        """Return the answers to all windows, in the language of the first one."""
+        windows, tokens = self.windows(file), self.tokens
+        spoken = tokens.languages[language] if language else self.language(windows[0])
+        prompt = [tokens.start, spoken, getattr(tokens, task), *([] if timed else [tokens.no_timestamps])]
+        kind = Transcript.TIMESTAMPS if timed else Transcript.TEXT
+        return [self.answer(each, kind, prompt, CONTEXT - len(prompt)) for each in windows]
+
+    def text(self, file: bytes, **more: Any) -> str:
+        said = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in self.ids(file, **more)]
+        return "".join(said).strip()
+
+
+@pytest.fixture(scope="module")
+def reference(directory: Path) -> Reference:
+    return Reference(directory)
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_transcripts_equal_those_of_transformers(client: OpenAI, reference: Reference, seconds: int) -> None:
+    file = FILES[seconds]
+    answer = client.audio.transcriptions.create(model="hearing", file=("a.flac", file), temperature=0)
+    assert answer.text == reference.text(file)
+    assert answer.usage is not None
+    assert answer.usage.type == "duration"
+    assert answer.usage.seconds == pytest.approx(seconds, abs=0.2)
+    assert len(answer.text) > 10 * len(reference.windows(file))
+
+
+@pytest.mark.filterwarnings("ignore:deprecated")  # the client warns of the method
+def test_translations_equal_those_of_transformers(client: OpenAI, reference: Reference) -> None:
+    answer = client.audio.translations.create(model="hearing", file=("a.flac", FILES[5]))
+    assert answer.text == reference.text(FILES[5], task="translate") != reference.text(FILES[5])
+
+
+def test_a_language_is_named_by_its_code_or_name(client: OpenAI, reference: Reference) -> None:
+    for code, name in (("de", "German"), ("fr", "french")):
+        for language in (code, name):
+            answer = client.audio.transcriptions.create(model="hearing", file=("a.flac", FILES[5]), language=language)
+            assert answer.text == reference.text(FILES[5], language=code)
+
+
+def test_a_stream_has_the_same_text_in_order(client: OpenAI, reference: Reference) -> None:
+    events = list(client.audio.transcriptions.create(model="hearing", file=("a.flac", FILES[95]), stream=True))
+    deltas = [each.delta for each in events[:-1] if each.type == "transcript.text.delta"]
+    done = events[-1]
+    assert done.type == "transcript.text.done"
+    assert "".join(deltas).strip() == done.text == reference.text(FILES[95])
+    assert len(deltas) == len(events) - 1 > 3
+
+
+def test_segments_have_times(client: OpenAI, reference: Reference) -> None:
+    answer = client.audio.transcriptions.create(
+        model="hearing",
+        file=("a.flac", FILES[95]),
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
+    )
+    windows, answers = reference.windows(FILES[95]), reference.ids(FILES[95], timed=True)
+    assert answer.duration == pytest.approx(95, abs=0.01)
+    first = reference.tokens.first_timestamp
+    assert answer.segments is not None
+    told = [token for each in answer.segments for token in each.tokens]
+    decode = reference.tokenizer.decode
+    blank = {token for token in range(first) if not decode([token], skip_special_tokens=True).strip()}
+    said = [token for ids in answers for token in ids if token < first]
+    assert [token for token in told if token not in blank] == [token for token in said if token not in blank]
+    starts, ends = [each.start for each in answer.segments], [each.end for each in answer.segments]
+    assert all(start <= end for start, end in zip(starts, ends, strict=True))
+    assert starts == sorted(starts)
+    assert starts[-1] > 2 * 28
+    assert all(-20 < each.avg_logprob < 0 and each.compression_ratio > 0 for each in answer.segments)
+    assert answer.language in {"english", "german", "french"}
+    assert len(windows) == 4
+
+
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+def test_subtitles_have_the_text_of_the_segments(hearing: Server, client: OpenAI, form: str) -> None:
+    asked: dict[str, Any] = {"model": "hearing", "file": ("a.flac", FILES[5])}
+    create: Any = client.audio.transcriptions.create
+    verbose, text = create(**asked, response_format="verbose_json"), create(**asked, response_format=form)
+    arrows = [line for line in str(text).splitlines() if " --> " in line]
+    assert len(arrows) == len(verbose.segments)
+    assert str(text).startswith("WEBVTT\n\n00:00:" if form == "vtt" else "1\n00:00:")
+    for segment in verbose.segments:
+        assert " ".join(segment.text.split()).replace("-->", "->") in str(text)
+
+
+def test_the_text_before_the_sound_is_a_prompt(client: OpenAI, reference: Reference) -> None:
+    asked: dict[str, Any] = {"model": "hearing", "file": ("a.flac", FILES[5]), "language": "en"}
+    answer = client.audio.transcriptions.create(**asked, prompt="Tercet <|endoftext|>")
+    before = reference.tokenizer.backend_tokenizer.encode(" Tercet ", add_special_tokens=False).ids
+    before += [ord(letter) - 33 for letter in "<|endoftext|>"]
+    tokens = reference.tokens
+    assert tokens.previous is not None
+    assert tokens.transcribe is not None
+    named = [tokens.start, tokens.languages["en"], tokens.transcribe, tokens.no_timestamps]
+    prompt = [tokens.previous, *before[-(CONTEXT // 2 - 1) :], *named]
+    [window] = reference.windows(FILES[5])
+    ids = reference.answer(window, Transcript.TEXT, prompt, CONTEXT - len(prompt))
+    assert answer.text == reference.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+
+def test_requests_without_sound_are_refused_by_a_sentence(client: OpenAI, hearing: Server) -> None:
+    sentence = "turns sound into text, and answers /v1/audio/transcriptions only"
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with pytest.raises(BadRequestError, match=sentence):
+        client.chat.completions.create(model="hearing", messages=messages)
+    with pytest.raises(BadRequestError, match=sentence):
+        client.completions.create(model="hearing", prompt="hello")
+    with pytest.raises(BadRequestError, match=sentence):
+        client.responses.create(model="hearing", input="hello")
+    for path, body in (
+        ("/generate", {"text": "hello"}),
+        ("/v1/messages", {"model": "hearing", "max_tokens": 4, "messages": messages}),
+    ):
+        answer = httpx.post(hearing.url + path, json=body)
+        assert answer.status_code == 400
+        assert sentence in answer.text
+    with pytest.raises(BadRequestError, match="generates text"):
+        client.embeddings.create(model="hearing", input="hello")
