@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from packages.frontend.tests.media.hearing import FORM
 from tercet.frontend.supervisor.options import ConfigError
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.serve import listen, welcome
-from tercet.protocol.messages.values import Task
+from tercet.protocol.messages.values import ModelLimits, Task
 
 SERVE = Path(__file__).parents[1] / "parts" / "serve.py"
 
@@ -264,6 +265,15 @@ def test_the_line_to_copy_is_a_valid_command() -> None:
 
 @pytest.mark.parametrize(("task", "path"), [(Task.EMBED, "embeddings"), (Task.CLASSIFY, "classify")])
 def test_the_line_to_copy_asks_for_what_the_model_gives(task: Task, path: str) -> None:
-    words = shlex.split(welcome("http://u", "m", False, 1.0, task).splitlines()[1])
+    limits = ModelLimits(model="m", context_length=9, vocab_size=9, max_total_tokens=9, task=task)
+    words = shlex.split(welcome("http://u", "m", False, 1.0, limits).splitlines()[1])
     assert words[1] == f"http://u/v1/{path}"
     assert json.loads(words[-1]) == {"model": "m", "input": "Hello"}
+
+
+def test_the_line_to_copy_sends_sound_to_a_model_that_takes_it() -> None:
+    limits = ModelLimits(model="m", context_length=9, vocab_size=9, max_total_tokens=9, sound=FORM)
+    words = shlex.split(welcome("http://u", "a model", True, 1.0, limits).splitlines()[1])
+    assert words[1] == "http://u/v1/audio/transcriptions"
+    assert words[-4:] == ["-F", "file=@sound.wav", "-F", "model=a model"]
+    assert "Authorization: Bearer $TERCET_API_KEY" in words

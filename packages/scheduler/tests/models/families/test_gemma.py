@@ -92,7 +92,7 @@ def test_what_images_are_read_with_is_left_in_the_checkpoint(
         caplog.clear()
         with caplog.at_level(logging.INFO):
             worker = TpModelWorker(options(directory))
-        assert sum("tensors of the image part" in line for line in caplog.messages) == 1
+        assert sum("tensors of encoders" in line for line in caplog.messages) == 1
         texts.append(generate(worker, 4))
         worker.close()
     assert texts[0] == texts[1]

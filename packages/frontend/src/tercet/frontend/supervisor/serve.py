@@ -26,7 +26,7 @@ from tercet.frontend.supervisor.supervisor import Supervisor
 from tercet.frontend.supervisor.terminal import choose_terminal
 from tercet.protocol.errors import ChannelError
 from tercet.protocol.messages.messages import Ready
-from tercet.protocol.messages.values import Task
+from tercet.protocol.messages.values import ModelLimits, Task
 from tercet.protocol.system.file_limit import LOWEST, raise_file_limit
 from tercet.protocol.system.process import on_signals
 from tercet.protocol.system.streams import keep_output
@@ -122,9 +122,8 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
         def announce(readies: dict[str, Ready]) -> None:
             limits = next((ready.limits for ready in readies.values() if ready.limits), None)
             model = next(iter(config.frontend.served_model_name), limits.model if limits else config.model)
-            task = limits.task if limits else Task.GENERATE
             display.close()
-            sys.stdout.write(welcome(url, model, locked, time.monotonic() - began, task))
+            sys.stdout.write(welcome(url, model, locked, time.monotonic() - began, limits))
             sys.stdout.flush()
 
         supervisor = Supervisor(
@@ -170,11 +169,11 @@ _EXAMPLES: dict[Task, tuple[str, dict[str, object]]] = {
 }
 
 
-def welcome(url: str, model: str, locked: bool, seconds: float, task: Task = Task.GENERATE) -> str:
+def welcome(url: str, model: str, locked: bool, seconds: float, limits: ModelLimits | None = None) -> str:
     """Return the text printed when the server is ready: its URL, and a curl command to try it."""
     key = ' -H "Authorization: Bearer $TERCET_API_KEY"' if locked else ""
-    path, example = _EXAMPLES[task]
-    body = shlex.quote(json.dumps({"model": model, **example}))
-    return (
-        f"ready at {url} in {seconds:.1f} s\ncurl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n"
-    )
+    path, example = _EXAMPLES[limits.task if limits else Task.GENERATE]
+    body = f" -H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps({'model': model, **example}))}"
+    if limits and limits.sound:
+        path, body = "audio/transcriptions", f"{key} -F file=@sound.wav -F {shlex.quote(f'model={model}')}"
+    return f"ready at {url} in {seconds:.1f} s\ncurl {url}/v1/{path}{body}\n"

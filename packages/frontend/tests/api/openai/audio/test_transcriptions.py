@@ -304,3 +304,8 @@ def test_every_documented_field_is_known() -> None:
         (TranslationCreateParams, TranslationRequest),
     ):
         assert params.__annotations__.keys() <= schema.model_fields.keys()
+
+
+async def test_the_model_s_information_says_that_it_hears(served: Served, http_of: HttpOf) -> None:
+    told = (await http_of(served).get("/model_info")).json()
+    assert (told["has_audio_understanding"], told["has_image_understanding"]) == (True, False)

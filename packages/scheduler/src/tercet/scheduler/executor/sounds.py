@@ -88,7 +88,7 @@ class CrossCache:
         self.positions = positions
         self._pages = -(-positions // page_size)
         place_bytes = self._pages * shape.page_bytes * len(layers)
-        self.places = min(options.rows, int(available_bytes(device) * _SHARE) // place_bytes)
+        self.places = min(options.slots, int(available_bytes(device) * _SHARE) // place_bytes)
         if not self.places:
             raise ValueError(f"a quarter of free memory does not hold an encoded sound of {place_bytes} bytes")
         group = KVGroup(name="cross", layers=dict.fromkeys(layers, shape), pages=self.places * self._pages)

@@ -129,7 +129,7 @@ _SHARED = {".mlp.shared_experts.": ".mlp."}
 
 
 def text_names(stored: Collection[str]) -> dict[str, str]:
-    """Map each stored name to the name here, without tensors of the image part."""
+    """Map each stored name to the name here, without tensors of encoders."""
     names = {name: here.replace(".attention_sink_bias", ".sinks") for name, here in _without_images(stored).items()}
     for part, scheme in _SCHEMES.items():
         if any(part in name for name in names.values()):
@@ -148,7 +148,7 @@ def _renamed(name: str, scheme: Mapping[str, str]) -> str:
 
 
 def _without_images(stored: Collection[str]) -> dict[str, str]:
-    """Map each name to that of the text model, without tensors of the image part."""
+    """Map each name to that of the text model, without tensors of encoders."""
     stored = list(stored)
     for prefix, here in _TEXT.items():
         if any(name.startswith(prefix) for name in stored):

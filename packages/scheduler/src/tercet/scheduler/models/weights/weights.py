@@ -137,7 +137,7 @@ def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str
     files = {path: read_header(path) for path in weight_files(directory)}
     names = text_names([name for header in files.values() for name in header])
     if left := sum(map(len, files.values())) - len(names):
-        logger.info("%s: the text model has no place for %d tensors of the image part", directory, left)
+        logger.info("%s: the text model has no place for %d tensors of encoders", directory, left)
     names = {name: here for name, here in names.items() if not here.startswith(ahead)}
     return {
         path: {names[name]: tensor for name, tensor in header.items() if name in names}
