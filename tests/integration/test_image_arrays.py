@@ -93,6 +93,12 @@ def test_the_array_of_clip_equals_that_of_transformers(name: str, edge: int) -> 
     np.testing.assert_array_equal(array_of(found), expected)
 
 
+@pytest.mark.parametrize("size", [LongestEdge(max_edge=80), CenterCrop(shortest_edge=56, height=56, width=56)])
+def test_narrow_images_whose_ratio_counts_are_refused(size: ImageSize) -> None:
+    with pytest.raises(AspectRatioError, match="no side may be 200 times as long"):
+        decoded(NARROW, size, 14, 3)
+
+
 @pytest.mark.parametrize(("least", "most"), [(1, 12), (3, 6), (1, 1)])
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_tiles_of_internvl_equal_those_of_transformers(name: str, least: int, most: int) -> None:
