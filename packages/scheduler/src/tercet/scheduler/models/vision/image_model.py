@@ -1,7 +1,8 @@
 """The record of a model's images: their form, and the tower that makes embeddings of them."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,10 +96,10 @@ def load_tower(model: ImageModel, directory: Path, dtype: torch.dtype, device: t
             for stored in header:
                 if (here := model.name_here(stored)) is None:
                     continue
-                if here not in missing or tower.get_parameter(here).shape != header[stored].shape:
+                if here not in missing or not _fits(header[stored].shape, tower.get_parameter(here).shape):
                     raise ModelError(f"{directory}: the tensor {stored!r} does not fit the vision tower of config.json")
                 missing.remove(here)
-                _set(tower, here, torch.empty(header[stored].shape, dtype=dtype).copy_(file.get_tensor(stored)))
+                _set(tower, here, file.get_tensor(stored), dtype)
     if missing:
         raise ModelError(f"{directory} lacks tensors of the vision tower: {', '.join(sorted(missing)[:8])}")
     return tower.to(device)
@@ -119,6 +120,14 @@ def _without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter) -> 
     return nn.Parameter(parameter.to("meta"), requires_grad=False)
 
 
-def _set(tower: nn.Module, name: str, weight: torch.Tensor) -> None:
+def _fits(stored: Sequence[int], shape: Sequence[int]) -> bool:
+    """Return whether a stored tensor is a parameter: also a convolution whose patches a linear layer gets flat."""
+    flat = len(stored) > 2 and [stored[0], math.prod(stored[1:])] == [*shape]
+    return flat or tuple(stored) == tuple(shape)
+
+
+def _set(tower: nn.Module, name: str, stored: torch.Tensor, dtype: torch.dtype) -> None:
     path, _, last = name.rpartition(".")
+    weight = torch.empty(tower.get_parameter(name).shape, dtype=dtype)
+    weight.view(stored.shape).copy_(stored)
     setattr(tower.get_submodule(path), last, nn.Parameter(weight, requires_grad=False))

@@ -31,6 +31,20 @@ _LONGEST = 200
 """Maximum ratio of an image's sides."""
 
 
+class _PatchEmbedding(nn.Module):
+    """A linear layer of flat patches, in the place of a convolution over each of them, which is slower on a CPU."""
+
+    def __init__(self, conv: nn.Conv3d) -> None:
+        super().__init__()
+        size = conv.in_channels * math.prod(conv.kernel_size)
+        self.proj = nn.Linear(size, conv.out_channels, bias=conv.bias is not None)
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states [patches, hidden] of patches [patches, channels * frames * pixels]."""
+        hidden: torch.Tensor = self.proj(patches)
+        return hidden
+
+
 class QwenTower(VisionTower):
     """A tower of patches with rotary positions. Embeddings of further layers (deepstack) follow those of the last."""
 
@@ -118,4 +132,5 @@ def _build(vision: Any, processor: Mapping[str, Any], sizes: Mapping[str, int]) 
 
     make = Qwen2VisionTransformerPretrainedModel._from_config  # AutoModel does not have it
     visual = make(vision) if vision.model_type == "qwen2_vl_vision" else AutoModel.from_config(vision)
+    visual.patch_embed = _PatchEmbedding(visual.patch_embed.proj)
     return QwenTower(normalization_of(processor, _MEAN, _STD), visual, *sizes.values())
