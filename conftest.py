@@ -23,7 +23,7 @@ GRIDS = (
     *("tests/contract/test_poor_machine.py", "tests/contract/test_start_up.py"),
 )
 """Folders and files with grids of cases that compute much, or start a process each."""
-SHARE_SERVERS = ("tests/chaos/", "tests/e2e/", "tests/real/")
+SHARE_SERVERS = ("tests/chaos/", "tests/containers/", "tests/e2e/", "tests/real/")
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a machine beside other work
 hypothesis.settings.load_profile("untimed")

@@ -21,19 +21,22 @@ class ComposeServer:
     def __init__(self, network: Network, directory: Path) -> None:
         self.network = network
         self._directory = directory
-        self._services = compose()["services"]
-        keys = self._services["keys"]
-        self.keys = [self._here(word, "") for word in (*keys["entrypoint"], *keys["command"])]
+        self.services = compose()["services"]
+        keys = self.services["keys"]
+        self.keys = self._command("keys", *keys["entrypoint"], *keys["command"])
 
     def start(self, host: str) -> None:
         """Start the part of a host. Peers are named after hosts, as Kubernetes names them after pods."""
+        with (self._directory / f"{host}.log").open("w") as log:
+            self.network.start(host, *self.start_command(host), env=_ENVIRONMENT, stdout=log)
+
+    def start_command(self, host: str) -> list[str]:
+        """Return the command of the service, with options that keep tests small and comparable."""
         part = host.partition("-")[0]
-        words = [self._here(word, part) for word in self._services[part]["command"]]
-        words += ["--peer", host]
+        words = [*self.services[part]["command"], "--peer", host]
         if part == "scheduler":
             words += ["--dtype", "float32", "--kv-cache-bytes", str(64 * 2**20)]
-        with (self._directory / f"{host}.log").open("w") as log:
-            self.network.start(host, self._program(f"tercet-{part}"), *words, env=_ENVIRONMENT, stdout=log)
+        return self._command(host, f"tercet-{part}", *words)
 
     def healthy(self, host: str) -> bool:
         """Return whether the service's health check passes."""
@@ -43,8 +46,7 @@ class ComposeServer:
     def health_command(self, host: str) -> list[str]:
         """Return the command of the service's health check."""
         part = host.partition("-")[0]
-        program, *words = self._services[part]["healthcheck"]["test"][1:]
-        return [self._program(program), *(self._here(word, part) for word in words)]
+        return self._command(host, *self.services[part]["healthcheck"]["test"][1:])
 
     def get(self, path: str) -> str:
         """Return the frontend's response to a client."""
@@ -67,12 +69,9 @@ class ComposeServer:
         logs = sorted(self._directory.glob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in logs)
 
-    def _here(self, word: str, part: str) -> str:
-        """Return a word of a command with local folders in place of the volumes' mount points."""
-        if word == "tercet":
-            return self._program(word)
-        word = word.replace("/state/", f"{self._directory / 'state'}/")
-        return word.replace("/keys", str(self._directory / "keys" / part))
-
-    def _program(self, name: str) -> str:
-        return str(Path(sys.executable).with_name(name))
+    def _command(self, host: str, program: str, *words: str) -> list[str]:
+        """Return a command line for a host, with local folders in place of the volumes' mount points."""
+        folder = self._directory / "keys"
+        keys = folder if host == "keys" else folder / host.partition("-")[0]
+        local = [word.replace("/state/", f"{self._directory / 'state'}/").replace("/keys", str(keys)) for word in words]
+        return [str(Path(sys.executable).with_name(program)), *local]

@@ -34,9 +34,13 @@ class Dockerfile:
         """Return the arguments of every instruction of a name, in all stages."""
         return [rest[0] for instruction, *rest in self.instructions if instruction == name]
 
+    def entrypoint(self) -> list[str]:
+        """Return the program of a container."""
+        return list(json.loads(self.final["ENTRYPOINT"]))
+
     def command(self) -> list[str]:
         """Return the command of a container."""
-        return list(json.loads(self.final["ENTRYPOINT"])) + list(json.loads(self.final["CMD"]))
+        return self.entrypoint() + list(json.loads(self.final["CMD"]))
 
     def health_command(self) -> list[str]:
         """Return the command of the health check."""
@@ -44,7 +48,7 @@ class Dockerfile:
 
     def installs(self) -> list[set[str]]:
         """Return the packages of this repository that each pip command installs."""
-        runs = [set(re.findall(r"packages/([a-z]+)", run)) for run in self.values("RUN")]
+        runs = [set(re.findall(r"(?<!site-)packages/([a-z]+)", run)) for run in self.values("RUN")]
         return [packages for packages in runs if packages]
 
     def copies(self) -> set[str]:

@@ -2,13 +2,16 @@
 #     docker build --file deploy/docker/detokenizer.Dockerfile --tag tercet-detokenizer:0.1.0 .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
-RUN python -m venv /opt/tercet
+RUN python -m venv --without-pip /opt/tercet
 COPY constraints.txt ./
 COPY packages/protocol packages/protocol
 COPY packages/detokenizer packages/detokenizer
-# The same pins for build dependencies, which -c alone does not pin.
-ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
-RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol packages/detokenizer
+# The base image's pip installs into the environment. The same pins hold for build dependencies, which -c alone does
+# not pin.
+ENV PIP_PYTHON=/opt/tercet PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
+# hf_xet downloads models, which only schedulers do.
+RUN pip install --no-cache-dir -c constraints.txt packages/protocol packages/detokenizer \
+    && pip uninstall --yes hf_xet
 
 FROM python:3.12-slim-bookworm
 RUN groupadd --gid 10001 tercet \
@@ -16,6 +19,7 @@ RUN groupadd --gid 10001 tercet \
     && install --directory --owner=10001 --group=10001 --mode=0700 /keys
 COPY --from=build /opt/tercet /opt/tercet
 ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.title="tercet-detokenizer" org.opencontainers.image.licenses="Apache-2.0"
 USER 10001:10001
 WORKDIR /tmp
 EXPOSE 30200

@@ -2,13 +2,16 @@
 #     docker build --file deploy/docker/frontend.Dockerfile --tag tercet-frontend:0.1.0 .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
-RUN python -m venv /opt/tercet
+RUN python -m venv --without-pip /opt/tercet
 COPY constraints.txt ./
 COPY packages/protocol packages/protocol
 COPY packages/frontend packages/frontend
-# The same pins for build dependencies, which -c alone does not pin.
-ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
-RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol "packages/frontend[media]"
+# The base image's pip installs into the environment. The same pins hold for build dependencies, which -c alone does
+# not pin.
+ENV PIP_PYTHON=/opt/tercet PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
+# hf_xet downloads models, which only schedulers do.
+RUN pip install --no-cache-dir -c constraints.txt packages/protocol "packages/frontend[media]" \
+    && pip uninstall --yes hf_xet
 
 FROM python:3.12-slim-bookworm
 RUN groupadd --gid 10001 tercet \
@@ -16,6 +19,7 @@ RUN groupadd --gid 10001 tercet \
     && install --directory --owner=10001 --group=10001 --mode=0700 /keys /state
 COPY --from=build /opt/tercet /opt/tercet
 ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.title="tercet-frontend" org.opencontainers.image.licenses="Apache-2.0"
 USER 10001:10001
 WORKDIR /tmp
 # 8000 is HTTP; 30000 is the inbox, which receives messages of schedulers and detokenizers.
