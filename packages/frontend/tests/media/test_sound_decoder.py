@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
 
@@ -189,3 +190,25 @@ async def test_more_files_than_may_wait_are_refused() -> None:
     results = await asyncio.gather(*(decoded(decoder, GOOD) for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in results] == [list, list, UnavailableError]
     await decoder.close()
+
+
+def mutated(file: bytes, chance: random.Random) -> bytes:
+    """Return a file with some other bytes, most of them near the start, and perhaps cut off."""
+    changed = bytearray(file)
+    for _ in range(chance.choice((1, 2, 5, 30))):
+        changed[chance.randrange(min(len(file), chance.choice((64, 400, len(file)))))] = chance.randrange(256)
+    return bytes(changed[: chance.randrange(len(file)) if chance.random() < 0.2 else None])
+
+
+async def test_mutated_files_are_read_or_refused(decoder: SoundDecoder) -> None:
+    formats = [("WAV", None), ("WAV", "FLOAT"), ("FLAC", None), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", None)]
+    files = [saved(voice(0.5, channels=2), kind=kind, subtype=subtype) for kind, subtype in formats]
+    chance, refused = random.Random(1), []
+    for number in range(240):
+        try:
+            await decoded(decoder, mutated(files[number % len(files)], chance))
+        except BadRequestError as error:
+            refused.append(error.message)
+    assert 60 < len(refused) < 220
+    assert not [message for message in refused if "takes too" in message]
+    assert len(decoder.pids) == 1

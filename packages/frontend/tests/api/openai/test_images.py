@@ -57,7 +57,8 @@ async def test_images_travel_with_their_places(
     assert [ids[each.first - 1 : each.first + 4] for each in request.images] == [
         [tokenizer.token_to_id("<s>"), *[placeholder] * 3, tokenizer.encode("\n").ids[0]]
     ] * 3
-    assert [each.sha256 for each in request.images] == [hashlib.sha256(b"2 6 0 0 " + frame).digest() for frame in frames]
+    hashes = [hashlib.sha256(b"2 6 0 0 " + frame).digest() for frame in frames]
+    assert [each.sha256 for each in request.images] == hashes
     assert [bytes(frame) for frame in frames] == [
         noise(20, 30, seed=seed).resize((6, 2), 2).tobytes() for seed in (1, 2, 1)
     ]

@@ -11,6 +11,8 @@ from tercet.scheduler.device.staging import Array
 from tercet.scheduler.models.sound.sound_model import TranscriptRules
 
 _NEVER = float("-inf")
+_MOST_TIMES = 65_536
+"""More than the tokens of time of any vocabulary."""
 Tokens = Callable[[int, int, int], torch.Tensor]
 """Returns tokens [first, last) of a slot: int64, on the device."""
 
@@ -21,6 +23,7 @@ class SlotTranscripts:
     def __init__(self, rules: TranscriptRules, tokens: TranscriptTokens, slots: int, device: torch.device) -> None:
         self._tokens = tokens
         self._rules = rules
+        self._times = torch.arange(_MOST_TIMES, device=device)
         self._kinds: list[Transcript | None] = [None] * slots
         self._prompts = [0] * slots
         self._suppressed, self._first, self._languages = (
@@ -58,20 +61,22 @@ class SlotTranscripts:
         other token. Nothing waits for the device.
         """
         first, most = self._tokens.first_timestamp, self._rules.most_initial
+        others, times = logits[:first], logits[first:]
         logits[self._tokens.no_timestamps] = _NEVER
         if not len(said):
-            logits[:first] = _NEVER
+            others.fill_(_NEVER)
             if most is not None:
-                logits[first + most + 1 :] = _NEVER
-        else:
-            ended = said[-1] >= first
-            begun = said[-2] >= first if len(said) > 1 else torch.ones_like(ended)
-            opens = ended & ~begun  # the last token ended a segment: another begins, or the transcript ends
-            latest = torch.where(said >= first, said, first - 1).max()
-            ids = torch.arange(len(logits), device=logits.device)
-            times = ids >= first
-            early = times & (ids < latest + (~opens).long())
-            logits.masked_fill_((ended & begun & times) | (opens & (ids < self._rules.end)) | early, _NEVER)
-        scores = logits.float().log_softmax(0)
-        likely = scores[first:].logsumexp(0) > scores[:first].max()
-        logits[:first].masked_fill_(likely, _NEVER)
+                times[most + 1 :] = _NEVER
+            return
+        ended = said[-1] >= first
+        begun = said[-2] >= first if len(said) > 1 else torch.ones_like(ended)
+        opens = ended & ~begun  # the last token ended a segment: another begins, or the transcript ends
+        earliest = torch.where(said >= first, said - first, -1).max() + (~opens).long()
+        times.masked_fill_((ended & begun) | (self._times[: len(times)] < earliest), _NEVER)
+        logits[: self._rules.end] += _never_if(opens)
+        others += _never_if(times.float().logsumexp(0) > others.max().float())
+
+
+def _never_if(condition: torch.Tensor) -> torch.Tensor:
+    """Return -inf or 0, without reading the condition."""
+    return torch.where(condition, _NEVER, 0.0)
