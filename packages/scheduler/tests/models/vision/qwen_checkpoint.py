@@ -39,8 +39,26 @@ _SIGHT: dict[str, dict[str, Any]] = {
     "Qwen3VL": {**_WIDE, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]},
 }
 _SIGHT["Qwen3VLMoe"] = _SIGHT["Qwen3VL"]
-_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+_MIXTURE: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "mlp_only_layers": [1],
+}
 FAMILIES = tuple(_SIGHT)
+_SIGHT["Qwen3_5"] = {**_WIDE, "num_position_embeddings": 36}
+
+
+_RECURRENT = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "layer_types": ["full_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+}
+_FURTHER = {"Qwen3VLMoe": _MIXTURE, "Qwen3_5": _RECURRENT}
 
 
 def processor_of() -> dict[str, Any]:
@@ -63,7 +81,7 @@ def write_qwen(directory: Path, family: str = "Qwen2_5_VL", *, old: bool = True)
     from tokenizers import AddedToken, Tokenizer
 
     config = getattr(transformers, f"{family}Config")(
-        text_config=_TEXT | (_MIXTURE if family == "Qwen3VLMoe" else {}),
+        text_config=_TEXT | _FURTHER.get(family, {}),
         vision_config={**_VISION, **_SIGHT[family]},
         vision_start_token_id=START,
         vision_end_token_id=END,

@@ -180,6 +180,14 @@ def test_checkpoints_of_transformers_5_are_read(family: str, reference: Referenc
     assert answers == {"two": reference.answer(TWO)}
 
 
+def test_a_model_with_recurrent_layers_sees(tmp_path: Path) -> None:
+    directory = write_qwen(tmp_path, "Qwen3_5", old=False)
+    reference, run = Reference(directory, "Qwen3_5"), Run(directory, budget=7)
+    answers = run.answers(**ALL) | run.answers(again=ONE)
+    run.worker.close()
+    assert answers == {name: reference.answer(parts) for name, parts in {**ALL, "again": ONE}.items()}
+
+
 @pytest.fixture(scope="module")
 def run(directory: Path) -> Iterator[Run]:
     run = Run(directory, budget=32, drafts=12)

@@ -81,15 +81,6 @@ class RopeConfig:
         return replace(self, scaling=replace(scaling, short_factor=factors, long_factor=factors))
 
 
-def text_positions(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config without the sections of a rotation: positions of text are equal in all of them."""
-    cut = dict(config)
-    for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(name), Mapping):
-            cut[name] = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
-    return cut
-
-
 def parse_rope(config: Mapping[str, Any], defaults: ConfigDefaults, *, by_layer_types: bool = False) -> RopeConfig:
     """Parse the rotary embedding of all layers, in either format; by default the family's.
 

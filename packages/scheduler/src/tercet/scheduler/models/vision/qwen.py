@@ -1,4 +1,4 @@
-"""Images of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one token for each square of patches, in an image's aspect ratio."""
+"""Images of Qwen2-VL and its successors: one token for each square of patches, in an image's aspect ratio."""
 
 import math
 from collections.abc import Mapping

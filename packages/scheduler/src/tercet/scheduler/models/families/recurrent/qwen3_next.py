@@ -15,13 +15,13 @@ from tercet.scheduler.models.config.field_support import (
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeDefaults
 from tercet.scheduler.models.config.recurrent_config import DeltaNetConfig, parse_delta_net
-from tercet.scheduler.models.config.rope_config import text_positions
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, build_hybrid
 from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
 from tercet.scheduler.models.layers.layers import Attention, Rotary
 from tercet.scheduler.models.layers.norms import CenteredNorm
 from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.vision import qwen
 
 
 def build(config: ModelConfig, shard: Shard, *, grouped: bool = False) -> CausalLM:
@@ -62,13 +62,14 @@ _DENSE = field_table(_LINEAR)
 _MIXTURE = field_table(_LINEAR + EXPERTS + "moe_intermediate_size shared_expert_intermediate_size")
 _NEXT = field_table(_LINEAR + QWEN_EXPERTS + "shared_expert_intermediate_size")
 _DEFAULTS = ConfigDefaults(head_dim=256, rotated_share=0.25)
+_SEEING = replace(_DEFAULTS, sections=(11, 11, 10), alternating=True)
 
 
 def _normalizer(defaults: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Return a function that adds defaults to a config, and removes what distinguishes positions of images."""
+    """Return a function that adds defaults to a config."""
 
     def normalize(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**defaults, **text_positions(config)}
+        return {**defaults, **config}
 
     return normalize
 
@@ -93,7 +94,8 @@ FAMILIES = (
         architectures=("Qwen3_5ForCausalLM",),
         build=build,
         fields=_DENSE,
-        defaults=_DEFAULTS,
+        defaults=_SEEING,
+        images=qwen.image_model,
         normalize=_normalizer(_MODEL),
         adapt=_with_delta_net,
     ),
@@ -101,7 +103,8 @@ FAMILIES = (
         architectures=("Qwen3_5MoeForCausalLM",),
         build=build,
         fields=_MIXTURE,
-        defaults=_DEFAULTS,
+        defaults=_SEEING,
+        images=qwen.image_model,
         moe=MoeDefaults(experts=256, top_k=8, size=("moe_intermediate_size", 512), shared_size=512, renormalizes=True),
         normalize=_normalizer(
             {**_MODEL, "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "intermediate_size": 1},
