@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,8 @@ from tercet.scheduler.models.vision.image_model import CPU_TOKENS, bounded_for_c
 from tercet.scheduler.models.vision.qwen import QwenTower, image_model
 from tercet.scheduler.testing import Driver, request
 
-ANSWER = 100
+LONG, SHORT = 100, 24
+"""Tokens of answers."""
 SIZES = [(3, 5), (1, 7), (4, 2), (2, 2), (6, 3), (1, 4), (5, 5), (2, 9)]
 """Rows and columns of the embeddings of each image."""
 Parts = Sequence[int | list[int]]
@@ -70,19 +71,19 @@ class Run:
         config = CoreConfig(token_budget=budget, draft_rows=drafts)
         self.driver = Driver(self.worker.capacity, config, executor=self.worker)
 
-    def send(self, rid: str, parts: Parts, **more: Any) -> None:
+    def send(self, rid: str, parts: Parts, count: int = SHORT, **more: Any) -> None:
         ids, images, arrays = prompt_of(parts)
-        given = {"max_new_tokens": ANSWER, "ignore_eos": True, "temperature": 0.0}
+        given = {"max_new_tokens": count, "ignore_eos": True, "temperature": 0.0}
         asked = request(rid, ids, images=images, **(given | more))
         if images:
             assert self.worker.images is not None
             assert self.worker.images.add(images, arrays) == ""
         self.driver.send(asked)
 
-    def answers(self, **requests: Parts) -> dict[str, list[int]]:
+    def answers(self, requests: Mapping[str, Parts], count: int = SHORT) -> dict[str, list[int]]:
         """Return the answers to requests that run side by side."""
         for rid, parts in requests.items():
-            self.send(rid, parts)
+            self.send(rid, parts, count)
         self.driver.run()
         return {rid: self.driver.output[rid, 0] for rid in requests}
 
@@ -97,9 +98,9 @@ class Reference:
         self._known: dict[str, list[int]] = {}
 
     @torch.inference_mode()
-    def answer(self, parts: Parts) -> list[int]:
+    def answer(self, parts: Parts, count: int = SHORT) -> list[int]:
         key = repr(parts)
-        if key not in self._known:
+        if len(self._known.get(key, ())) < count:
             ids = torch.tensor([prompt_of(parts)[0]])
             arrays = [image(part) for part in parts if isinstance(part, int)]
             given = dict(self.processor(arrays, return_tensors="pt")) if arrays else {}
@@ -108,14 +109,14 @@ class Reference:
                 attention_mask=torch.ones_like(ids),
                 mm_token_type_ids=(ids == IMAGE).int(),
                 do_sample=False,
-                max_new_tokens=ANSWER,
-                min_new_tokens=ANSWER,
+                max_new_tokens=count,
+                min_new_tokens=count,
                 eos_token_id=None,
                 **given,
             )
             self._known[key] = out[0, ids.shape[1] :].tolist()
-            assert len(set(self._known[key])) > 3, "an answer of one token would prove little"
-        return self._known[key]
+            assert len(set(self._known[key])) > 2, "an answer of one token would prove little"
+        return self._known[key][:count]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -158,9 +159,9 @@ def test_patches_equal_those_of_the_processor(directory: Path, reference: Refere
 @pytest.mark.parametrize("budget", [512, 7])
 def test_answers_equal_those_of_transformers(directory: Path, reference: Reference, backend: str, budget: int) -> None:
     run = Run(directory, attention_backend=backend, budget=budget)
-    answers = run.answers(**ALL)
+    answers = run.answers(ALL, LONG)
     run.worker.close()
-    assert answers == {name: reference.answer(parts) for name, parts in ALL.items()}
+    assert answers == {name: reference.answer(parts, LONG) for name, parts in ALL.items()}
 
 
 def test_a_cpu_takes_no_images_that_take_too_long(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,7 +176,7 @@ def test_a_cpu_takes_no_images_that_take_too_long(directory: Path, caplog: pytes
 
 def test_checkpoints_of_transformers_5_are_read(family: str, reference: Reference, tmp_path: Path) -> None:
     run = Run(write_qwen(tmp_path, family, old=False))
-    answers = run.answers(two=TWO)
+    answers = run.answers({"two": TWO})
     run.worker.close()
     assert answers == {"two": reference.answer(TWO)}
 
@@ -183,7 +184,7 @@ def test_checkpoints_of_transformers_5_are_read(family: str, reference: Referenc
 def test_a_model_with_recurrent_layers_sees(tmp_path: Path) -> None:
     directory = write_qwen(tmp_path, "Qwen3_5", old=False)
     reference, run = Reference(directory, "Qwen3_5"), Run(directory, budget=7)
-    answers = run.answers(**ALL) | run.answers(again=ONE)
+    answers = run.answers(ALL) | run.answers({"again": ONE})
     run.worker.close()
     assert answers == {name: reference.answer(parts) for name, parts in {**ALL, "again": ONE}.items()}
 
@@ -209,7 +210,7 @@ def test_prefix_hits_before_inside_and_after_an_image_change_no_answer(run: Run,
     hits = []
     for number, parts in enumerate(chats):
         counted = run.driver.core.counters.cached_tokens
-        assert run.answers(**{f"r{number}": parts})[f"r{number}"] == reference.answer(parts)
+        assert run.answers({f"r{number}": parts})[f"r{number}"] == reference.answer(parts)
         hits.append(run.driver.core.counters.cached_tokens - counted)
     assert hits == [0, 36, 32, 16, 40]
     assert len(encoded) == 2, "each image is encoded once"
