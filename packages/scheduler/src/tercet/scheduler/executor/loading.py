@@ -67,7 +67,7 @@ class LoadedModel(NamedTuple):
     images: LoadedImages | None = None
     """None if the model takes none."""
     rotary: Rotary | None = None
-    """The rotation of most layers; None for a model on transformers' own modules."""
+    """The rotation of most layers; None for a model without, or on transformers' own modules."""
     sound: LoadedSound | None = None
     """None if the model takes none."""
 

@@ -100,6 +100,9 @@ class Decoder(nn.Module):
     norm.
     """
 
+    rotary: Rotary | None
+    """The rotation of most layers; None for a model whose positions are embedded."""
+
     def __init__(
         self,
         config: ModelConfig,

@@ -91,6 +91,7 @@ class WhisperDecoder(Decoder):
 
     def __init__(self, config: ModelConfig, shard: Shard) -> None:
         nn.Module.__init__(self)
+        self.rotary = None
         self.embed_tokens = VocabParallelEmbedding(config, shard)
         self.embed_positions = Table(config.learned_positions, config.hidden_size, config.dtype)
         self.layers = nn.ModuleList(WhisperLayer(config, number) for number in range(config.layers))
