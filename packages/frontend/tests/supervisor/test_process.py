@@ -61,7 +61,7 @@ def test_a_process_that_no_thread_can_watch_is_ended(monkeypatch: pytest.MonkeyP
 def test_a_hung_scheduler_may_write_its_last_events_before_it_is_killed(role: Role, words: str) -> None:
     exits: queue.Queue[tuple[int, str]] = queue.Queue()
     ready = threading.Event()
-    code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('dumped', flush=True))"
+    code = "import os, signal, time; signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'dumped\\n'))"
     code += "; print('INFO', flush=True); time.sleep(60); time.sleep(60)"
     process = ChildProcess(
         LaunchSpec("part-0", role, (sys.executable, "-c", code)),
