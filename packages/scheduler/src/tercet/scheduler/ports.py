@@ -87,7 +87,7 @@ class LateMasks(Protocol):
 
 
 class ImageArrays(Protocol):
-    """Arrays of images, implemented in `tercet.scheduler.executor.images`."""
+    """Arrays of images, implemented in `tercet.scheduler.executor.media.images`."""
 
     def add(self, images: Sequence[ImageInput], frames: Sequence[Frame]) -> str:
         """Keep the arrays of a request. Return a fault, or an empty text."""
@@ -99,7 +99,7 @@ class ImageArrays(Protocol):
 
 
 class SoundSamples(Protocol):
-    """Samples of sounds, implemented in `tercet.scheduler.executor.sounds`."""
+    """Samples of sounds, implemented in `tercet.scheduler.executor.media.sounds`."""
 
     def add(self, sound: SoundInput, frames: Sequence[Frame]) -> str:
         """Keep the samples of a request. Return a fault, or an empty text."""

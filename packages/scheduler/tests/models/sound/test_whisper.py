@@ -16,7 +16,7 @@ from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.sound import SoundInput, Transcript
 from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.executor import sounds
+from tercet.scheduler.executor.media import sounds
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError

@@ -312,11 +312,7 @@ class Planner:
         skipped: list[Req] = []
         put_off, places = 0, self._memory.places
         for req in islice(self.line(admissible), LONGEST_MEASURED if builder.held_back else None):
-            if (
-                builder.budget <= self._memory.places.positions_to_encode
-                or put_off == LONGEST_MEASURED
-                or not admissible
-            ):
+            if builder.budget <= places.positions_to_encode or put_off == LONGEST_MEASURED or not admissible:
                 break
             if req.tenant not in admissible or self.is_blocked(req):
                 continue

@@ -12,7 +12,7 @@ from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows
 from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.sounds import StepCross
+from tercet.scheduler.executor.media.sounds import StepCross
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.layers.layer_ops import LayerCache
 

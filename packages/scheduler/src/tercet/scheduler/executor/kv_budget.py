@@ -11,11 +11,11 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.scheduler.core.window_pages import window_pages
 from tercet.scheduler.device.device_memory import available_bytes, shares_host_memory, total_bytes
 from tercet.scheduler.executor.graphs.warmup import measured_kv_bytes, profile_run
-from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
+from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.sounds import StepSounds
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
-from tercet.scheduler.executor.sounds import StepSounds
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, HeadShape, ModelConfig
 from tercet.scheduler.models.config.recurrent_config import StateTensor

@@ -18,11 +18,11 @@ from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.chunked_model import report_layers
-from tercet.scheduler.executor.images import LoadedImages
+from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.sounds import LoadedSound
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
-from tercet.scheduler.executor.sounds import LoadedSound
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import (
     ModelError,

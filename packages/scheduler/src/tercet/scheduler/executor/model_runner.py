@@ -20,9 +20,10 @@ from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.oom import OomPolicy, SplitOnOom, again, release_cached
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.forward_batch import ForwardBatch
-from tercet.scheduler.executor.images import StepImages
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
+from tercet.scheduler.executor.media.images import StepImages
+from tercet.scheduler.executor.media.sounds import StepCross, StepSounds
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
 from tercet.scheduler.executor.sampling.sampler import (
     Agree,
@@ -34,7 +35,6 @@ from tercet.scheduler.executor.sampling.sampler import (
 )
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
-from tercet.scheduler.executor.sounds import StepCross, StepSounds
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
 

@@ -20,7 +20,6 @@ from tercet.scheduler.device.pool_memory import allocate_tensors, release_tensor
 from tercet.scheduler.executor.attention_backends import backend_of
 from tercet.scheduler.executor.graphs.cuda_graphs import CudaRecorder, graph_runners
 from tercet.scheduler.executor.graphs.warmup import compile_mask_kernels, ordinary_plans
-from tercet.scheduler.executor.images import ImageStore, step_images
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes, state_layers
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.loading import (
@@ -35,10 +34,11 @@ from tercet.scheduler.executor.loading import (
     shape_of,
 )
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
+from tercet.scheduler.executor.media.images import ImageStore, step_images
+from tercet.scheduler.executor.media.sounds import SoundMemory, StepSounds
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars, slot_grammars
-from tercet.scheduler.executor.sounds import SoundMemory, StepSounds
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights_loader import weights_loader

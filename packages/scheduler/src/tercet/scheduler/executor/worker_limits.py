@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 
 from tercet.scheduler.core.plan import CacheGroup, Capacity
-from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.sounds import SoundMemory
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
-from tercet.scheduler.executor.sounds import SoundMemory
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import tokenizer_files

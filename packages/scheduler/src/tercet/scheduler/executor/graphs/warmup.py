@@ -12,11 +12,11 @@ from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.config import InsufficientMemoryError
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.oom import lacks_memory
-from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.sounds import StepSounds
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
-from tercet.scheduler.executor.sounds import StepSounds
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.config.recurrent_config import StateTensor
 

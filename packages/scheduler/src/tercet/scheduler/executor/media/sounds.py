@@ -1,7 +1,7 @@
 """Sounds of a step: samples that frontends sent, keys and values of their encodings, and the place of each row's."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from tercet.scheduler.core.plan import Row, SlotInit
 from tercet.scheduler.device.device_memory import available_bytes
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.media.frame_store import FrameStore
 from tercet.scheduler.executor.sampling.slot_transcripts import SlotTranscripts, Tokens
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -44,36 +45,23 @@ class LoadedSound(NamedTuple):
         return cls(model, encoder, [each for each in decoder.modules() if isinstance(each, CrossAttention)])
 
 
-class SoundStore:
-    """Samples by hash, as long as a held choice needs them. The loop adds and retains, the executor reads."""
+class SoundStore(FrameStore):
+    """Samples of the sounds of requests."""
 
     def __init__(self, form: SoundFormat, most_bytes: int = MOST_SAMPLE_BYTES) -> None:
+        super().__init__("sounds", most_bytes)
         self._longest = form.samples * _SAMPLE_BYTES
-        self._most = most_bytes
-        self._samples: dict[bytes, Frame] = {}
-        self._bytes = 0
 
     def add(self, sound: SoundInput, frames: Sequence[Frame]) -> str:
-        """Keep the samples of a request, without copying them. Return a fault, or an empty text."""
+        """Keep the samples of a request. Return a fault, or an empty text."""
         size = memoryview(frames[0]).nbytes if len(frames) == 1 else 0
         if not 0 < size <= self._longest or size % _SAMPLE_BYTES:
             return "the samples do not fit the model"
-        if sound.sha256 in self._samples:
-            return ""
-        if self._bytes + size > self._most:
-            return "too many sounds are held"
-        self._samples[sound.sha256] = frames[0]
-        self._bytes += size
-        return ""
-
-    def retain(self, needed: Collection[bytes]) -> None:
-        """Drop all other samples."""
-        for sha256 in self._samples.keys() - needed:
-            self._bytes -= memoryview(self._samples.pop(sha256)).nbytes
+        return self.keep({sound.sha256: frames[0]})
 
     def samples(self, sha256: bytes) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
         """Return samples. Raise KeyError if they were never added or are dropped."""
-        return np.frombuffer(self._samples[sha256], np.dtype("<i2")).astype(np.int16)
+        return np.frombuffer(self.frame(sha256), np.dtype("<i2")).astype(np.int16)
 
 
 class CrossCache:

@@ -1,8 +1,7 @@
 """Images of a step: arrays that frontends sent, embeddings that the vision tower made of them, and their places."""
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +21,9 @@ from tercet.protocol.messages.media import (
     PixelRange,
 )
 from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_tokens
-from tercet.scheduler.executor.image_positions import ImagePositions
+from tercet.scheduler.executor.media.embedding_cache import EmbeddingCache
+from tercet.scheduler.executor.media.frame_store import FrameStore
+from tercet.scheduler.executor.media.image_positions import ImagePositions
 from tercet.scheduler.executor.slot_tables import StepInputs
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
@@ -31,8 +32,6 @@ MOST_ARRAY_BYTES = 4 << 30
 """Arrays of all held requests; further requests are refused."""
 MOST_EMBEDDING_BYTES = 256 << 20
 """Embeddings of images that were used last, or those of the largest image if it has more."""
-_PAGE = 64
-"""Embeddings of a page of the cache."""
 
 
 class LoadedImages(NamedTuple):
@@ -72,81 +71,22 @@ Tower = Callable[[torch.Tensor], torch.Tensor]
 """Embeddings [embeddings, hidden] of an array uint8 [height, width, 3]."""
 
 
-class ImageStore:
-    """Arrays by hash, as long as a held choice needs them. The loop adds and retains, the executor reads."""
+class ImageStore(FrameStore):
+    """Arrays of the images of requests."""
 
     def __init__(self, most_bytes: int = MOST_ARRAY_BYTES) -> None:
-        self._most = most_bytes
-        self._held = 0
-        self._arrays: dict[bytes, Frame] = {}
+        super().__init__("images", most_bytes)
 
     def add(self, images: Sequence[ImageInput], frames: Sequence[Frame]) -> str:
-        """Keep the arrays of a request, without copying them. Return a fault, or an empty text."""
+        """Keep the arrays of a request. Return a fault, or an empty text."""
         if [memoryview(frame).nbytes for frame in frames] != [each.array_bytes for each in images]:
             return "the arrays do not fit the images"
-        arrays = {each.sha256: frame for each, frame in zip(images, frames, strict=True)}
-        new = [arrays[sha256] for sha256 in arrays.keys() - self._arrays.keys()]
-        held = self._held + sum(memoryview(frame).nbytes for frame in new)
-        if held > self._most:
-            return "too many images are held"
-        self._held = held
-        self._arrays = arrays | self._arrays
-        return ""
-
-    def retain(self, needed: Collection[bytes]) -> None:
-        """Drop all other arrays."""
-        for sha256 in self._arrays.keys() - needed:
-            self._held -= memoryview(self._arrays.pop(sha256)).nbytes
+        return self.keep({each.sha256: frame for each, frame in zip(images, frames, strict=True)})
 
     def array(self, image: PlannedImage) -> torch.Tensor:
         """Return an array, uint8 [height, width, 3]. Raise KeyError if it was never added or is dropped."""
-        flat = np.frombuffer(self._arrays[image.sha256], np.uint8)
+        flat = np.frombuffer(self.frame(image.sha256), np.uint8)
         return torch.from_numpy(flat.copy()).view(image.height, image.width, 3)
-
-
-class EmbeddingCache:
-    """Embeddings that were used last, by number of the image, in pages of one tensor of at most `most_bytes`.
-
-    It holds at least one image of `largest` embeddings, which is encoded once for all of its chunks.
-
-    Tensors of their own would lie in the heap between blocks that the tower has freed, and no large block could take
-    the place of these again: memory would grow by some MB with each image.
-    """
-
-    def __init__(self, most_bytes: int, largest: int = 0) -> None:
-        self._most_bytes, self._largest = most_bytes, largest
-        self._memory: torch.Tensor | None = None  # [pages * _PAGE, hidden]
-        self._free: list[int] = []
-        self._images: OrderedDict[int, tuple[list[int], int]] = OrderedDict()  # pages and embeddings of each
-
-    def get(self, number: int, part: slice) -> torch.Tensor | None:
-        """Return a copy of a part of an image's embeddings; None if they are not there."""
-        if self._memory is None or number not in self._images:
-            return None
-        self._images.move_to_end(number)
-        return self._memory[self._rows(number)[part]]
-
-    def add(self, number: int, embeddings: torch.Tensor) -> None:
-        """Copy the embeddings of an image, in the place of those that were used first if there is no room."""
-        if self._memory is None:
-            pages = max(self._most_bytes // (embeddings[0].nbytes * _PAGE), -(-self._largest // _PAGE))
-            self._memory = embeddings.new_empty(pages * _PAGE, embeddings.shape[1])
-            self._free = list(range(pages))
-        needed = -(-len(embeddings) // _PAGE)
-        if needed * _PAGE > len(self._memory):
-            return
-        while len(self._free) < needed:
-            _, (freed, _) = self._images.popitem(last=False)
-            self._free += freed
-        self._images[number] = [self._free.pop() for _ in range(needed)], len(embeddings)
-        self._memory[self._rows(number)] = embeddings
-
-    def _rows(self, number: int) -> torch.Tensor:
-        """Return the rows of the memory that hold an image, int64."""
-        assert self._memory is not None
-        pages, count = self._images[number]
-        rows = torch.tensor(pages)[:, None] * _PAGE + torch.arange(_PAGE)
-        return rows.flatten()[:count].to(self._memory.device)
 
 
 class _Shown(NamedTuple):

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from tercet.protocol.messages.sound import SoundFormat, SoundInput, TranscriptTokens
-from tercet.scheduler.executor.sounds import SoundStore
+from tercet.scheduler.executor.media.sounds import SoundStore
 
 TOKENS = TranscriptTokens(start=1, no_timestamps=2, first_timestamp=3, timestamp_seconds=0.02)
 FORM = SoundFormat(rate=100, samples=4, tokens=TOKENS)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.values import SamplingParams
 from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit
-from tercet.scheduler.executor.images import EmbeddingCache, ImageStore, StepImages
+from tercet.scheduler.executor.media.embedding_cache import EmbeddingCache
+from tercet.scheduler.executor.media.images import ImageStore, StepImages
 
 IMAGE, HEIGHT, WIDTH = 9, 1, 3
 ARRAYS = [bytes([number]) * (3 * HEIGHT * WIDTH) for number in range(4)]

@@ -1,0 +1,1 @@
+"""Images and sounds of steps: what frontends sent, what encoders made of it, and where tokens read it."""
