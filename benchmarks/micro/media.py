@@ -21,11 +21,11 @@ from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from benchmarks.micro.cpu import Measured
-from packages.frontend.tests.media.files import data_url, noise, saved
+from packages.frontend.tests.media.image_files import data_url, noise, saved
 from packages.scheduler.tests.models.vision.checkpoint import write_gemma3
-from tercet.frontend.media.decoder import ImageDecoder, ImageSource
-from tercet.frontend.media.pipe import Decode
-from tercet.frontend.media.worker import decoded_image
+from tercet.frontend.media.image_decoder import ImageDecoder, ImageSource
+from tercet.frontend.media.image_pipe import Decode
+from tercet.frontend.media.image_worker import decoded_image
 from tercet.protocol.messages.media import FixedSize, ImageFormat
 from tests.chaos.parts import Parts, watched
 from tests.server_process import Server

@@ -107,7 +107,7 @@ class ImageChat(Job):
 @cache
 def _image(number: int) -> dict[str, Any]:
     """Return one of the odd images as a part of a chat."""
-    from packages.frontend.tests.media.files import data_url, odd_images
+    from packages.frontend.tests.media.image_files import data_url, odd_images
 
     files = list(odd_images().values())
     return {"type": "image_url", "image_url": {"url": data_url(files[number % len(files)])}}

@@ -19,7 +19,7 @@ from tests.server_process import Server
 
 LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
 CASES = [(SHORT, 0), *(pytest.param(FULL, seed, marks=LONG) for seed in (1, 2))]
-HELPER = "tercet.frontend.media.worker"
+HELPER = "tercet.frontend.media.image_worker"
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from packages.frontend.tests.media.files import data_url, noise
+from packages.frontend.tests.media.image_files import data_url, noise
 from packages.scheduler.tests.models.vision import qwen_checkpoint as qwen
 from packages.scheduler.tests.models.vision.checkpoint import IMAGE, MARKS, TOKENS, write_gemma3
 from tests.server_process import Server

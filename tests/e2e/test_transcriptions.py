@@ -12,7 +12,7 @@ from openai import BadRequestError, OpenAI
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
-from packages.frontend.tests.media.sounds import saved, voice
+from packages.frontend.tests.media.sound_files import saved, voice
 from packages.scheduler.tests.models.sound.checkpoint import write_whisper
 from packages.scheduler.tests.models.sound.reference import WhisperReference
 from tercet.frontend.media.sound_pipe import ReadSound

@@ -22,12 +22,12 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from packages.frontend.tests.media.files import noise, saved
+from packages.frontend.tests.media.image_files import noise, saved
 from packages.scheduler.tests.conftest import VOCAB_SIZE, write_tokenizer
 from tercet.frontend.manager.inputs.images import PlacedImage, placed_images
-from tercet.frontend.media.decoder import DecodedImage, digest_of
-from tercet.frontend.media.pipe import Decode
-from tercet.frontend.media.worker import decoded_image
+from tercet.frontend.media.image_decoder import DecodedImage, digest_of
+from tercet.frontend.media.image_pipe import Decode
+from tercet.frontend.media.image_worker import decoded_image
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput

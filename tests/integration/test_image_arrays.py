@@ -24,10 +24,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from packages.frontend.tests.media.files import noise, odd_images, saved
-from tercet.frontend.media.pipe import Decode, Decoded
-from tercet.frontend.media.sizes import AspectRatioError, array_size
-from tercet.frontend.media.worker import decoded_image
+from packages.frontend.tests.media.image_files import noise, odd_images, saved
+from tercet.frontend.media.image_pipe import Decode, Decoded
+from tercet.frontend.media.image_sizes import AspectRatioError, array_size
+from tercet.frontend.media.image_worker import decoded_image
 from tercet.protocol.messages.media import (
     AspectTiles,
     CenterCrop,

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
-from packages.frontend.tests.media.sounds import saved, voice
+from packages.frontend.tests.media.sound_files import saved, voice
 from packages.scheduler.tests.models.sound.checkpoint import write_whisper
 from tests.chaos.conftest import served
 from tests.chaos.parts import Parts, assert_nothing_is_left, watched

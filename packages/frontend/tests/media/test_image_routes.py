@@ -13,15 +13,15 @@ from tokenizers import Tokenizer
 pytest.importorskip("PIL")
 pytest.importorskip("httpcore2")
 
-from packages.frontend.tests.media.files import data_url, noise, saved
 from packages.frontend.tests.media.hosts import internet, response
+from packages.frontend.tests.media.image_files import data_url, noise, saved
 from packages.frontend.tests.media.seeing import image, seeing, text, user
 from tercet.frontend.config.config import StoreConfig
 from tercet.frontend.config.validation import read_media_hosts
 from tercet.frontend.engine.requests import to_chat, to_requests
 from tercet.frontend.errors import UnsupportedParameterError
-from tercet.frontend.media.decoder import ImageDecoder
-from tercet.frontend.media.fetcher import ImageFetcher
+from tercet.frontend.media.image_decoder import ImageDecoder
+from tercet.frontend.media.image_fetcher import ImageFetcher
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.media import AspectTiles, TileTexts

@@ -15,7 +15,7 @@ pytest.importorskip("soxr")
 
 import soxr
 
-from packages.frontend.tests.media.sounds import Floats, flac_claiming, saved, tagged, voice, wav_claiming
+from packages.frontend.tests.media.sound_files import Floats, flac_claiming, saved, tagged, voice, wav_claiming
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.media import sound_worker
 from tercet.frontend.media.sound_decoder import DecodedSound, SoundDecoder

@@ -36,7 +36,7 @@ from tercet.protocol.transport.endpoints import check_peer_id, is_supervised_id
 
 if TYPE_CHECKING:
     from tercet.frontend.grpc.server import GrpcServer
-    from tercet.frontend.media.fetcher import ImageFetcher
+    from tercet.frontend.media.image_fetcher import ImageFetcher
     from tercet.frontend.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def _fetcher(config: ServingConfig) -> "ImageFetcher | None":
     """Return the reader of images at URLs, if hosts are configured. Without any, no HTTP client is imported."""
     if not config.allowed_media_host:
         return None
-    from tercet.frontend.media.fetcher import ImageFetcher
+    from tercet.frontend.media.image_fetcher import ImageFetcher
 
     return ImageFetcher(read_media_hosts(config.allowed_media_host))
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("PIL")
 
-from packages.frontend.tests.media.files import data_url, noise, saved
+from packages.frontend.tests.media.image_files import data_url, noise, saved
 from packages.frontend.tests.media.seeing import image, seeing, text, user
 from packages.frontend.tests.polling import until
 from tercet.frontend.testing import FakeEngine, Served, serving

@@ -8,7 +8,7 @@ import pytest
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.manager.inputs.images import decoded_images, placed_images
-from tercet.frontend.media.decoder import DecodedImage, ImageSource
+from tercet.frontend.media.image_decoder import DecodedImage, ImageSource
 from tercet.frontend.model.prompts import ChatPrompt
 from tercet.protocol.messages.media import FixedSize, ImageFormat
 

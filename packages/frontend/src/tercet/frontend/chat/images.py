@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.media.decoder import ImageSource
+from tercet.frontend.media.image_decoder import ImageSource
 from tercet.frontend.model.message_form import IMAGE
 from tercet.frontend.model.served_model import ServedModel
 

@@ -89,10 +89,9 @@ async def _read(request: Request, limit: int) -> tuple[object, bool]:
     try:
         if len(body) > _LONG_BYTES:
             data = await _in_turns(request, parse_in_steps(body, plain=plain))
-        elif heavy:
-            await _turn(request)
-            data = parse_json(body, plain=plain)
         else:
+            if heavy:
+                await _turn(request)
             data = parse_json(body, plain=plain)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None

@@ -26,7 +26,7 @@ from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
-from tercet.frontend.media.decoder import Fetcher, ImageDecoder
+from tercet.frontend.media.image_decoder import Fetcher, ImageDecoder
 from tercet.frontend.media.sound_decoder import SoundDecoder
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all

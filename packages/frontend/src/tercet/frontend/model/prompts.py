@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.frontend.media.decoder import ImageSource
+from tercet.frontend.media.image_decoder import ImageSource
 from tercet.frontend.model.tokenizer_pool import characters_in
 
 

@@ -12,7 +12,7 @@ import msgspec
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.media.decoder import DecodedImage
+from tercet.frontend.media.image_decoder import DecodedImage
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.files import read_text, reading
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of

@@ -17,7 +17,7 @@ pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
 from packages.frontend.tests.media.hearing import FORM, TOKENS, hearing
-from packages.frontend.tests.media.sounds import saved, voice
+from packages.frontend.tests.media.sound_files import saved, voice
 from packages.frontend.tests.polling import until
 from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.api.openai.audio import routes

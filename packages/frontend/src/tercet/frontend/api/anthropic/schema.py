@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.api.openai.sampling_schema import Name, StopString, Strict, bounded, refuse, refuse_field
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.media.decoder import MAX_URL_LENGTH
+from tercet.frontend.media.image_decoder import MAX_URL_LENGTH
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse_field
 from tercet.frontend.api.openai.text_only import refuse_non_text
 from tercet.frontend.errors import BadRequestError, FieldError
-from tercet.frontend.media.decoder import MAX_URL_LENGTH
+from tercet.frontend.media.image_decoder import MAX_URL_LENGTH
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 CallId = Annotated[str, Field(min_length=1, max_length=256)]

@@ -24,7 +24,7 @@ from tercet.frontend.api.openai.token_ids import QUICK_IDS, TokenId
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
 from tercet.frontend.api.sglang.session_schema import SessionParams
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.media.decoder import MAX_URL_LENGTH, ImageSource
+from tercet.frontend.media.image_decoder import MAX_URL_LENGTH, ImageSource
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.protocol.messages.values import LogprobParams

@@ -7,7 +7,7 @@ from itertools import islice
 import msgspec
 
 from tercet.frontend.errors import BadRequestError, ServerError
-from tercet.frontend.media.decoder import DecodedImage, ImageDecoder, ImageSource
+from tercet.frontend.media.image_decoder import DecodedImage, ImageDecoder, ImageSource
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.media import ImageFormat, ImageInput

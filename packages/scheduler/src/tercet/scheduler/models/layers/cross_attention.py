@@ -18,27 +18,34 @@ class CrossBatch(Batch, Protocol):
         ...
 
 
-class CrossAttention(OpsModule):
-    """Attention over the encoder's output."""
+class UnrotatedAttention(OpsModule):
+    """Projections of attention without rotation, as encoders and decoders since the first Transformer have them.
+
+    Keys have no bias, as in Whisper.
+    """
 
     def __init__(self, config: ModelConfig, layer_id: int) -> None:
         super().__init__()
         size, dtype = config.hidden_size, config.dtype
         self.layer_id = layer_id
-        self._heads = -1, config.heads, config.head_dim
+        self.heads = -1, config.heads, config.head_dim
         self.q_proj = Linear(size, size, bias=True, dtype=dtype)
         self.k_proj = Linear(size, size, bias=False, dtype=dtype)
         self.v_proj = Linear(size, size, bias=True, dtype=dtype)
         self.out_proj = Linear(size, size, bias=True, dtype=dtype)
-        self._params = AttentionParams(scale=config.head_dim**-0.5)
+        self.params = AttentionParams(scale=config.head_dim**-0.5)
+
+    def keys_values(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [positions, heads, head_dim] of hidden states [positions, hidden]."""
+        return self.k_proj(hidden).view(self.heads), self.v_proj(hidden).view(self.heads)
+
+
+class CrossAttention(UnrotatedAttention):
+    """Attention over the encoder's output."""
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the output [tokens, hidden] of x [tokens, hidden]."""
-        q = self.q_proj(x).view(self._heads)
-        attended = cast("CrossBatch", batch).attend_cross(self.layer_id, q, self._params)
+        q = self.q_proj(x).view(self.heads)
+        attended = cast("CrossBatch", batch).attend_cross(self.layer_id, q, self.params)
         out: torch.Tensor = self.out_proj(attended.flatten(1))
         return out
-
-    def keys_values(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [positions, heads, head_dim] of the encoder's output [positions, hidden]."""
-        return self.k_proj(hidden).view(self._heads), self.v_proj(hidden).view(self._heads)

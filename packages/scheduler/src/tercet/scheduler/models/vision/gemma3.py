@@ -6,44 +6,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from tercet.protocol.messages.media import FixedSize, ImageFormat
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 from tercet.scheduler.models.vision.processor import (
-    Normalization,
     check_size,
     normalization_of,
     read_processor,
+    resample_of,
     side_of,
     token_texts,
 )
+from tercet.scheduler.models.vision.projected_tower import NAMES, ProjectedTower
 
 _TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
 """Ids of the tokens before, after and in the place of an image, where config.json does not say them."""
 _CONFIGS = ("vision_config", "text_config", "mm_tokens_per_image")
 _BILINEAR = 2
 _HALF = [0.5] * 3
-_NAMES = {
-    "vision_tower.vision_model.": "vision_tower.",  # of transformers 4
-    "vision_tower.": "vision_tower.",
-    "multi_modal_projector.": "multi_modal_projector.",
-}
-
-
-class _Tower(VisionTower):
-    def __init__(self, normalization: Normalization, vision_tower: nn.Module, projector: nn.Module) -> None:
-        super().__init__(normalization)
-        self.vision_tower = vision_tower
-        self.multi_modal_projector = projector
-
-    def forward(self, array: torch.Tensor) -> torch.Tensor:
-        """See `VisionTower`."""
-        states = self.vision_tower(pixel_values=self.pixels(array)[None], return_dict=True).last_hidden_state
-        embeddings: torch.Tensor = self.multi_modal_projector(states)
-        return embeddings[0]
 
 
 def image_model(directory: Path) -> ImageModel | None:
@@ -55,7 +35,7 @@ def image_model(directory: Path) -> ImageModel | None:
         return None
     config = read_json(directory / "config.json")
     return ImageModel(
-        form=_form(directory, config, processor), whole=True, build=partial(_build, config, processor), names=_NAMES
+        form=_form(directory, config, processor), whole=True, build=partial(_build, config, processor), names=NAMES
     )
 
 
@@ -67,7 +47,7 @@ def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, An
     return ImageFormat(
         size=FixedSize(height=size, width=size),
         patch=size // math.isqrt(tokens),
-        resample=processor.get("resample") or _BILINEAR,
+        resample=resample_of(processor, _BILINEAR),
         marker=begin,
         prefix=f"\n\n{begin}",
         token=image,
@@ -83,4 +63,4 @@ def _build(config: Mapping[str, Any], processor: Mapping[str, Any]) -> VisionTow
 
     known = Gemma3Config(**{name: config[name] for name in _CONFIGS if name in config})
     tower, projector = AutoModel.from_config(known.vision_config), Gemma3MultiModalProjector(known)
-    return _Tower(normalization_of(processor, _HALF, _HALF), tower, projector)
+    return ProjectedTower(normalization_of(processor, _HALF, _HALF), tower, projector, None)

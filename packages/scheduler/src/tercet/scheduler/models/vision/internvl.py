@@ -11,7 +11,6 @@ import torch
 from tercet.protocol.messages.media import AspectTiles, ImageFormat
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower, tiles_of
-from tercet.scheduler.models.vision.layer_states import NAMES, LayerStatesTower, layers_of
 from tercet.scheduler.models.vision.processor import (
     BICUBIC,
     CLIP_MEAN,
@@ -24,25 +23,19 @@ from tercet.scheduler.models.vision.processor import (
     resample_of,
     side_of,
 )
+from tercet.scheduler.models.vision.projected_tower import NAMES, ProjectedTower, layers_of
 
 _TOKEN = 151_667
 _BEGIN, _END = "<img>", "</img>"
 _CONFIGS = ("vision_config", "text_config", "downsample_ratio", "projector_hidden_act")
 
 
-class _Tower(LayerStatesTower):
+class _Tower(ProjectedTower):
     """Tower that encodes tiles side by side and joins squares of `factor` x `factor` neighboring patches."""
 
     def __init__(self, *args: Any, factor: int) -> None:
         super().__init__(*args)
         self._factor_of_sides = factor
-
-    def states(self, pixels: torch.Tensor) -> torch.Tensor:
-        """See `LayerStatesTower`. The last states are those after the tower's last norm."""
-        if self._layers != -1:
-            return super().states(pixels)
-        last: torch.Tensor = self.vision_tower(pixel_values=pixels, return_dict=True).last_hidden_state
-        return last[:, self._skipped :]
 
     def forward(self, array: torch.Tensor) -> torch.Tensor:
         """See `VisionTower`."""
@@ -109,7 +102,7 @@ def _build(config: Mapping[str, Any], processor: Mapping[str, Any], layer: int, 
         normalization_of(processor, CLIP_MEAN, CLIP_STD),
         AutoModel.from_config(known.vision_config),
         InternVLMultiModalProjector(known),
-        layer,
+        None if layer == -1 else layer,
         1,
         factor=factor,
     )

@@ -9,7 +9,6 @@ from tercet.protocol.messages.media import CenterCrop, FixedSize, ImageFormat
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.models.vision import pixtral
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
-from tercet.scheduler.models.vision.layer_states import NAMES, LayerStatesTower, layers_of
 from tercet.scheduler.models.vision.processor import (
     BICUBIC,
     CLIP_MEAN,
@@ -21,6 +20,7 @@ from tercet.scheduler.models.vision.processor import (
     resample_of,
     side_of,
 )
+from tercet.scheduler.models.vision.projected_tower import NAMES, ProjectedTower, layers_of
 
 _TOKEN = 32_000
 _CLIP, _SIGLIP, _PIXTRAL = "clip_vision_model", "siglip_vision_model", "pixtral"
@@ -95,7 +95,7 @@ def _build(
     known = LlavaConfig(**{name: config[name] for name in _CONFIGS if name in config})
     half = [0.5] * 3
     usual = (half, half) if config["vision_config"].get("model_type") == _SIGLIP else (CLIP_MEAN, CLIP_STD)
-    return LayerStatesTower(
+    return ProjectedTower(
         normalization_of(processor, *usual),
         AutoModel.from_config(known.vision_config),
         LlavaMultiModalProjector(known),

@@ -11,7 +11,6 @@ import torch
 from tercet.protocol.messages.media import ImageFormat, LongestEdge
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
-from tercet.scheduler.models.vision.layer_states import NAMES, LayerStatesTower, layers_of
 from tercet.scheduler.models.vision.processor import (
     BICUBIC,
     CLIP_MEAN,
@@ -24,6 +23,7 @@ from tercet.scheduler.models.vision.processor import (
     resample_of,
     side_of,
 )
+from tercet.scheduler.models.vision.projected_tower import NAMES, ProjectedTower, layers_of
 
 USUAL = {"do_center_crop": False}
 """Options of the processor with the values that are supported."""
@@ -34,7 +34,7 @@ _CONFIGS = (
 )
 
 
-class _Tower(LayerStatesTower):
+class _Tower(ProjectedTower):
     """Tower whose projector merges squares of neighboring patches, for which it needs the size of the image."""
 
     def forward(self, array: torch.Tensor) -> torch.Tensor:

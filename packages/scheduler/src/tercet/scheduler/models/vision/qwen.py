@@ -13,16 +13,18 @@ from tercet.protocol.messages.media import ImageFormat, PixelRange
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 from tercet.scheduler.models.vision.processor import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
     FILE,
     Normalization,
+    image_token,
     normalization_of,
     read_processor,
-    token_texts,
+    resample_of,
 )
 
 _IMAGE_TOKEN = 151_655
-_BICUBIC = 3
-_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _PIXELS = {"shortest_edge": ("min_pixels", 56 * 56), "longest_edge": ("max_pixels", 28 * 28 * 1280)}
 """Fields of the processor's `size`, and for each the older name and the default."""
 _SIZES = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
@@ -87,7 +89,7 @@ def image_model(directory: Path) -> ImageModel | None:
         if size != wanted:
             raise ModelError(f"{FILE}: {name} {size} is not the one of config.json, {wanted}")
     return ImageModel(
-        form=_form(directory, config.get("image_token_id") or _IMAGE_TOKEN, processor, sizes),
+        form=_form(directory, config, processor, sizes),
         whole=False,
         build=partial(_build, vision, processor, sizes),
         names={"visual.": "visual."},
@@ -101,17 +103,19 @@ def _vision_config(config: Mapping[str, Any]) -> Any:
     return known.vision_config
 
 
-def _form(directory: Path, token_id: int, processor: Mapping[str, Any], sizes: Mapping[str, int]) -> ImageFormat:
+def _form(
+    directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any], sizes: Mapping[str, int]
+) -> ImageFormat:
     patch = sizes["patch_size"] * sizes["merge_size"]
     given = processor.get("size") or {}
     least, most = (
         processor.get(old) or given.get(name) or given.get(old) or usual for name, (old, usual) in _PIXELS.items()
     )
-    [token] = token_texts(directory, [token_id])
+    token_id, token = image_token(directory, config, _IMAGE_TOKEN)
     return ImageFormat(
         size=PixelRange(min_pixels=least, max_pixels=most),
         patch=patch,
-        resample=processor.get("resample") or _BICUBIC,
+        resample=resample_of(processor, BICUBIC),
         marker=token,
         token=token,
         token_id=token_id,
@@ -133,4 +137,4 @@ def _build(vision: Any, processor: Mapping[str, Any], sizes: Mapping[str, int]) 
     make = Qwen2VisionTransformerPretrainedModel._from_config  # AutoModel does not have it
     visual = make(vision) if vision.model_type == "qwen2_vl_vision" else AutoModel.from_config(vision)
     visual.patch_embed = _PatchEmbedding(visual.patch_embed.proj)
-    return QwenTower(normalization_of(processor, _MEAN, _STD), visual, *sizes.values())
+    return QwenTower(normalization_of(processor, CLIP_MEAN, CLIP_STD), visual, *sizes.values())

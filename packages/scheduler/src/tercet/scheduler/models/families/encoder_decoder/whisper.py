@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from tercet.kernels.attention.api import AttentionParams
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import because, field_table
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.cross_attention import CrossAttention
+from tercet.scheduler.models.layers.cross_attention import CrossAttention, UnrotatedAttention
 from tercet.scheduler.models.layers.decoder import CausalLM, Decoder
 from tercet.scheduler.models.layers.encoder_layers import LayerNorm, Table
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
@@ -43,24 +42,13 @@ _NAMES = {
 """Names of other families for the decoder's sizes."""
 
 
-class SelfAttention(OpsModule):
-    """Attention without rotation. Keys have no bias."""
-
-    def __init__(self, config: ModelConfig, layer_id: int) -> None:
-        super().__init__()
-        size, dtype = config.hidden_size, config.dtype
-        self._layer_id = layer_id
-        self._heads = -1, config.heads, config.head_dim
-        self.q_proj = Linear(size, size, bias=True, dtype=dtype)
-        self.k_proj = Linear(size, size, bias=False, dtype=dtype)
-        self.v_proj = Linear(size, size, bias=True, dtype=dtype)
-        self.out_proj = Linear(size, size, bias=True, dtype=dtype)
-        self._params = AttentionParams(scale=config.head_dim**-0.5)
+class SelfAttention(UnrotatedAttention):
+    """Attention over the decoder's own tokens."""
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the output [tokens, hidden] of x [tokens, hidden]."""
-        q, k, v = (each(x).view(self._heads) for each in (self.q_proj, self.k_proj, self.v_proj))
-        out: torch.Tensor = self.out_proj(batch.attend(self._layer_id, q, k, v, self._params).flatten(1))
+        attended = batch.attend(self.layer_id, self.q_proj(x).view(self.heads), *self.keys_values(x), self.params)
+        out: torch.Tensor = self.out_proj(attended.flatten(1))
         return out
 
 

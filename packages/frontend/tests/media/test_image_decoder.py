@@ -15,7 +15,7 @@ pytest.importorskip("PIL")
 
 from PIL import Image
 
-from packages.frontend.tests.media.files import (
+from packages.frontend.tests.media.image_files import (
     FORM,
     data_url,
     many_frames,
@@ -29,9 +29,9 @@ from packages.frontend.tests.media.files import (
 from packages.frontend.tests.polling import until
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.helper import pool
-from tercet.frontend.media import worker
-from tercet.frontend.media.decoder import DecodedImage, ImageDecoder, ImageSource, digest_of
-from tercet.frontend.media.pipe import Decode, Decoded
+from tercet.frontend.media import image_worker
+from tercet.frontend.media.image_decoder import DecodedImage, ImageDecoder, ImageSource, digest_of
+from tercet.frontend.media.image_pipe import Decode, Decoded
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9"/></svg>'
 GOOD, GIF = saved(noise(40, 30)), saved(noise(9, 9), "GIF")
@@ -60,7 +60,7 @@ async def refusal(decoder: ImageDecoder, url: str) -> str:
 
 
 def test_odd_images_become_arrays_of_the_form() -> None:
-    images = [worker.decoded_image(order_of(file)) for file in odd_images().values()]
+    images = [image_worker.decoded_image(order_of(file)) for file in odd_images().values()]
     assert {(each.height, each.width, len(each.array)) for each in images} == {(28, 14, 3 * 28 * 14)}
 
 
@@ -138,8 +138,8 @@ def test_an_image_that_takes_too_much_memory_is_refused(monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker, "decoded_image", fail)
-    assert worker._decoded(order_of(GOOD)).error == "it takes too much memory to decode"
+    monkeypatch.setattr(image_worker, "decoded_image", fail)
+    assert image_worker._decoded(order_of(GOOD)).error == "it takes too much memory to decode"
 
 
 @pytest.mark.parametrize("new_event_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

@@ -21,7 +21,7 @@ from tercet.frontend.config.validation import MediaHost
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.helper.slots import KeySlots
 from tercet.frontend.media.addresses import is_public
-from tercet.frontend.media.decoder import MAX_FILE_BYTES, ImageSource
+from tercet.frontend.media.image_decoder import MAX_FILE_BYTES, ImageSource
 
 MAX_URL = 8192
 _DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("httpcore2")
 
-from packages.frontend.tests.media.files import FORM, noise, saved
 from packages.frontend.tests.media.hosts import CHUNKED, PUBLIC, Internet, chunk, internet, response
+from packages.frontend.tests.media.image_files import FORM, noise, saved
 from packages.frontend.tests.polling import until
 from tercet.frontend.config import validation
 from tercet.frontend.config.config import ServingConfig
@@ -21,8 +21,8 @@ from tercet.frontend.config.validation import read_media_hosts
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import Caller, set_current_caller
 from tercet.frontend.media.addresses import is_public
-from tercet.frontend.media.decoder import ImageDecoder, ImageSource
-from tercet.frontend.media.fetcher import ImageFetcher
+from tercet.frontend.media.image_decoder import ImageDecoder, ImageSource
+from tercet.frontend.media.image_fetcher import ImageFetcher
 
 URL = "http://images.example.org/a.png"
 CAT = saved(noise(40, 30))

@@ -15,10 +15,10 @@ import msgspec
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.helper.pool import HelperPool
 from tercet.frontend.helper.process import HelperDiedError, HelperProcess
-from tercet.frontend.media.pipe import Decode, Decoded, decode_result
+from tercet.frontend.media.image_pipe import Decode, Decoded, decode_result
 from tercet.protocol.messages.media import ImageFormat
 
-WORKER = "tercet.frontend.media.worker"
+WORKER = "tercet.frontend.media.image_worker"
 MAX_URL_LENGTH = 16_777_216
 """Maximum characters of a URL, which may be the image itself."""
 MAX_FILE_BYTES = MAX_URL_LENGTH // 4 * 3

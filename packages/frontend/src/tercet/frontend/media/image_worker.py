@@ -1,4 +1,4 @@
-"""`python -m tercet.frontend.media.worker`: a killable process that decodes clients' images with Pillow.
+"""`python -m tercet.frontend.media.image_worker`: a killable process that decodes clients' images with Pillow.
 
 Errors complete "the image is refused: ". The process ends when its input ends.
 """
@@ -11,9 +11,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tercet.frontend.helper.limits import detach, limit_memory, processor_time
 from tercet.frontend.helper.pipe import encode_frame, read_frame
-from tercet.frontend.media.pipe import Decode, Decoded, decode_order
-from tercet.frontend.media.resizing import arranged
-from tercet.frontend.media.sizes import AspectRatioError
+from tercet.frontend.media.image_pipe import Decode, Decoded, decode_order
+from tercet.frontend.media.image_resizing import arranged
+from tercet.frontend.media.image_sizes import AspectRatioError
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 """Formats that OpenAI's and Anthropic's APIs take. Others would only be more code that reads untrusted files."""

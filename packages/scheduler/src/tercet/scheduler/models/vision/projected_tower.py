@@ -1,4 +1,4 @@
-"""Vision towers whose projector reads the states of chosen layers, as LLaVA has introduced them."""
+"""Vision towers with a projector to the embeddings of the text model, in the form of LLaVA."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,15 +18,18 @@ NAMES = {
 """Names of tensors. See `ImageModel.names`."""
 
 
-class LayerStatesTower(VisionTower):
-    """A tower and a projector of the states of `layers`, which are joined if there are several."""
+class ProjectedTower(VisionTower):
+    """A tower and a projector of the states of `layers`, which are joined if there are several.
+
+    None stands for the states after the tower's last norm.
+    """
 
     def __init__(
         self,
         normalization: Normalization,
         vision_tower: nn.Module,
         projector: nn.Module,
-        layers: int | Sequence[int],
+        layers: int | Sequence[int] | None,
         skipped: int = 0,
     ) -> None:
         """Create a tower. The first `skipped` states of each layer, which are no patches, are left out."""
@@ -38,6 +41,9 @@ class LayerStatesTower(VisionTower):
 
     def states(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return the states [images, patches, size] of images [images, 3, height, width]."""
+        if self._layers is None:
+            last: torch.Tensor = self.vision_tower(pixel_values=pixels, return_dict=True).last_hidden_state
+            return last[:, self._skipped :]
         output = self.vision_tower(pixel_values=pixels, output_hidden_states=self._layers, return_dict=True)
         layers = [self._layers] if isinstance(self._layers, int) else self._layers
         return torch.cat([output.hidden_states[layer][:, self._skipped :] for layer in layers], dim=-1)

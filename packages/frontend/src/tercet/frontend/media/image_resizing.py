@@ -4,7 +4,7 @@ from itertools import product
 
 from PIL import Image
 
-from tercet.frontend.media.sizes import (
+from tercet.frontend.media.image_sizes import (
     Size,
     array_size,
     aspect_grid,
