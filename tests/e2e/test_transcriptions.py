@@ -1,4 +1,4 @@
-"""Sound through OpenAI's client: the texts of transformers on the same windows."""
+"""Audio through OpenAI's client: the texts of transformers on the same windows."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +12,13 @@ from openai import BadRequestError, OpenAI
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
-from packages.frontend.tests.media.sound_files import saved, voice
-from packages.scheduler.tests.models.sound.checkpoint import write_whisper
-from packages.scheduler.tests.models.sound.reference import WhisperReference
-from tercet.frontend.media.sound_pipe import ReadSound
-from tercet.frontend.media.sound_worker import sound_windows
-from tercet.protocol.messages.sound import Transcript, TranscriptTokens
-from tercet.scheduler.models.sound.whisper import sound_model
+from packages.frontend.tests.media.audio_files import saved, voice
+from packages.scheduler.tests.models.audio.checkpoint import write_whisper
+from packages.scheduler.tests.models.audio.reference import WhisperReference
+from tercet.frontend.media.audio_pipe import ReadAudio
+from tercet.frontend.media.audio_worker import audio_windows
+from tercet.protocol.messages.audio import Transcript, TranscriptTokens
+from tercet.scheduler.models.audio.whisper import audio_model
 from tests.server_process import Server
 
 CONTEXT = 40
@@ -28,7 +28,7 @@ FILES = {seconds: saved(voice(seconds, 22_050, 2, seed=seconds), 22_050, "FLAC")
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_whisper(tmp_path_factory.mktemp("sound") / "hearing", max_target_positions=CONTEXT)
+    return write_whisper(tmp_path_factory.mktemp("audio") / "hearing", max_target_positions=CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +48,15 @@ class Reference(WhisperReference):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.tokens: TranscriptTokens = sound_model(directory).form.tokens
+        self.tokens: TranscriptTokens = audio_model(directory).form.tokens
         self.tokenizer: Any = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
 
     def language(self, window: bytes) -> int:
         return self.answer(window, Transcript.LANGUAGE, [self.tokens.start], 1)[0]
 
     def windows(self, file: bytes) -> list[bytes]:
-        order = ReadSound(file=file, rate=16_000, window=480_000, seconds=9)
-        return [each.tobytes() for each in sound_windows(order)]
+        order = ReadAudio(file=file, rate=16_000, window=480_000, seconds=9)
+        return [each.tobytes() for each in audio_windows(order)]
 
     def ids(self, file: bytes, *, timed: bool = False, language: str = "", task: str = "transcribe") -> list[list[int]]:
         """Return the answers to all windows, in the language of the first one."""
@@ -146,7 +146,7 @@ def test_subtitles_have_the_text_of_the_segments(hearing: Server, client: OpenAI
         assert " ".join(segment.text.split()).replace("-->", "->") in str(text)
 
 
-def test_the_text_before_the_sound_is_a_prompt(client: OpenAI, reference: Reference) -> None:
+def test_the_text_before_the_audio_is_a_prompt(client: OpenAI, reference: Reference) -> None:
     asked: dict[str, Any] = {"model": "hearing", "file": ("a.flac", FILES[5]), "language": "en"}
     answer = client.audio.transcriptions.create(**asked, prompt="Tercet <|endoftext|>")
     before = reference.tokenizer.backend_tokenizer.encode(" Tercet ", add_special_tokens=False).ids
@@ -161,8 +161,8 @@ def test_the_text_before_the_sound_is_a_prompt(client: OpenAI, reference: Refere
     assert answer.text == reference.tokenizer.decode(ids, skip_special_tokens=True).strip()
 
 
-def test_requests_without_sound_are_refused_by_a_sentence(client: OpenAI, hearing: Server) -> None:
-    sentence = "turns sound into text, and answers /v1/audio/transcriptions only"
+def test_requests_without_audio_are_refused_by_a_sentence(client: OpenAI, hearing: Server) -> None:
+    sentence = "turns audio into text, and answers /v1/audio/transcriptions only"
     messages: Any = [{"role": "user", "content": "hello"}]
     with pytest.raises(BadRequestError, match=sentence):
         client.chat.completions.create(model="hearing", messages=messages)

@@ -14,7 +14,7 @@ from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor_factory import EXECUTORS, build_torch
-from tercet.scheduler.ports import Advance, Executor, ImageArrays, LateMasks, LoadedAdapter, Pending, SoundSamples
+from tercet.scheduler.ports import Advance, AudioSamples, Executor, ImageArrays, LateMasks, LoadedAdapter, Pending
 from tercet.scheduler.resolved_model import ResolvedModel
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -39,8 +39,8 @@ class CrashingExecutor:
         return self._executor.images
 
     @property
-    def sounds(self) -> SoundSamples | None:
-        return self._executor.sounds
+    def audio(self) -> AudioSamples | None:
+        return self._executor.audio
 
     @property
     def late_masks(self) -> LateMasks | None:

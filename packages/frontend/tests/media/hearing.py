@@ -1,11 +1,11 @@
-"""Tiny model that takes sound."""
+"""Tiny model that takes audio."""
 
 from collections.abc import Callable
 
 import msgspec
 
 from tercet.frontend.testing import FakeEngine
-from tercet.protocol.messages.sound import SoundFormat, TranscriptTokens
+from tercet.protocol.messages.audio import AudioFormat, TranscriptTokens
 from tercet.protocol.messages.values import ModelLimits
 
 TOKENS = TranscriptTokens(
@@ -18,9 +18,9 @@ TOKENS = TranscriptTokens(
     translate=5,
     languages={"en": 6, "de": 7},
 )
-FORM = SoundFormat(rate=16_000, samples=64_000, tokens=TOKENS)
+FORM = AudioFormat(rate=16_000, samples=64_000, tokens=TOKENS)
 
 
-def hearing(engine_of: Callable[..., FakeEngine], limits: ModelLimits, form: SoundFormat = FORM) -> FakeEngine:
-    """Return an engine whose model takes four seconds of sound at once."""
-    return engine_of(limits=msgspec.structs.replace(limits, sound=form))
+def hearing(engine_of: Callable[..., FakeEngine], limits: ModelLimits, form: AudioFormat = FORM) -> FakeEngine:
+    """Return an engine whose model takes four seconds of audio at once."""
+    return engine_of(limits=msgspec.structs.replace(limits, audio=form))

@@ -271,9 +271,9 @@ def test_the_line_to_copy_asks_for_what_the_model_gives(task: Task, path: str) -
     assert json.loads(words[-1]) == {"model": "m", "input": "Hello"}
 
 
-def test_the_line_to_copy_sends_sound_to_a_model_that_takes_it() -> None:
-    limits = ModelLimits(model="m", context_length=9, vocab_size=9, max_total_tokens=9, sound=FORM)
+def test_the_line_to_copy_sends_audio_to_a_model_that_takes_it() -> None:
+    limits = ModelLimits(model="m", context_length=9, vocab_size=9, max_total_tokens=9, audio=FORM)
     words = shlex.split(welcome("http://u", "a model", True, 1.0, limits).splitlines()[1])
     assert words[1] == "http://u/v1/audio/transcriptions"
-    assert words[-4:] == ["-F", "file=@sound.wav", "-F", "model=a model"]
+    assert words[-4:] == ["-F", "file=@audio.wav", "-F", "model=a model"]
     assert "Authorization: Bearer $TERCET_API_KEY" in words

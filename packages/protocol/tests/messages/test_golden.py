@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from tercet.protocol.messages import messages as m
+from tercet.protocol.messages.audio import AudioFormat, AudioInput, Transcript, TranscriptTokens
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
 from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange, TileTexts
 from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
-from tercet.protocol.messages.sound import SoundFormat, SoundInput, Transcript, TranscriptTokens
 from tercet.protocol.messages.values import (
     WIRE_VERSION,
     Exemplar,
@@ -108,7 +108,7 @@ MESSAGES: list[m.Message] = [
                 row_break="<break>",
                 tiles=TileTexts(tile="<{row}, {column}>", row_break="\n", thumbnail="<whole>"),
             ),
-            sound=SoundFormat(
+            audio=AudioFormat(
                 rate=16_000,
                 samples=480_000,
                 tokens=TranscriptTokens(
@@ -164,7 +164,7 @@ MESSAGES: list[m.Message] = [
         tenant="00ff" * 8,
         traced=True,
         images=[ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2)],
-        sound=SoundInput(sha256=b"\xf0" * 32, transcript=Transcript.TIMESTAMPS),
+        audio=AudioInput(sha256=b"\xf0" * 32, transcript=Transcript.TIMESTAMPS),
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",

@@ -107,7 +107,7 @@ async def ask(http: httpx2.AsyncClient, route: Operated, model: str, **ids: str)
 ENDLESS = {("GET", "/status/stream")}
 """Routes whose answer has a test of its own."""
 FORMS = {route for route, operation in OPERATIONS.items() if operation.form}
-"""Routes of models that take sound, in `test_transcriptions.py`."""
+"""Routes of models that take audio, in `test_transcriptions.py`."""
 SCORES = {
     ("POST", "/v1/embeddings"): encoders.limits(),
     **{("POST", path): encoders.limits() for path in ("/v1/rerank", "/v2/rerank", "/rerank")},

@@ -25,7 +25,7 @@ from tercet.scheduler.core.events import (
     MaskReady,
     WeightsRead,
 )
-from tercet.scheduler.ports import Core, ImageArrays, LateMasks, LoadedAdapter, SoundSamples
+from tercet.scheduler.ports import AudioSamples, Core, ImageArrays, LateMasks, LoadedAdapter
 from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 
 
@@ -43,7 +43,7 @@ class Loaders:
     weights: AsyncLoader[str, None] | None = None
     transfers: WeightTransfers | None = None
     images: ImageArrays | None = None
-    sounds: SoundSamples | None = None
+    audio: AudioSamples | None = None
 
     @property
     def busy(self) -> bool:
@@ -72,12 +72,12 @@ class Loaders:
         return events, answers
 
     def keep_media(self, request: TokenizedGenerateReqInput, frames: Sequence[Frame]) -> Rejected | None:
-        """Keep the arrays of a request's images, or its sound, or return its rejection."""
+        """Keep the arrays of a request's images, or its audio, or return its rejection."""
         fault = ""
         if request.images and self.images is not None:
             fault = self.images.add(request.images, frames)
-        elif request.sound is not None and self.sounds is not None:
-            fault = self.sounds.add(request.sound, frames)
+        elif request.audio is not None and self.audio is not None:
+            fault = self.audio.add(request.audio, frames)
         if not fault:
             return None
         return Rejected(rid=request.rid, attempt=request.attempt, code="overloaded", message=fault, retry=True)
@@ -118,7 +118,7 @@ class Loaders:
             self.adapters.retain(core.adapters())
         if self.weights is not None:
             self.weights.retain(())
-        for each in (self.images, self.sounds):
+        for each in (self.images, self.audio):
             if each is not None:
                 each.retain(core.media())
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from tercet.protocol.backlog import Outgoing
+from tercet.protocol.messages.audio import AudioInput
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import InternalState
-from tercet.protocol.messages.sound import SoundInput
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
@@ -98,10 +98,10 @@ class ImageArrays(Protocol):
         ...
 
 
-class SoundSamples(Protocol):
-    """Samples of sounds, implemented in `tercet.scheduler.executor.media.sounds`."""
+class AudioSamples(Protocol):
+    """Samples of audio clips, implemented in `tercet.scheduler.executor.media.audio`."""
 
-    def add(self, sound: SoundInput, frames: Sequence[Frame]) -> str:
+    def add(self, audio: AudioInput, frames: Sequence[Frame]) -> str:
         """Keep the samples of a request. Return a fault, or an empty text."""
         ...
 
@@ -139,8 +139,8 @@ class Executor(Runner[Plan, StepResult], Protocol):
         ...
 
     @property
-    def sounds(self) -> SoundSamples | None:
-        """Return the samples of sounds; None if the model takes none."""
+    def audio(self) -> AudioSamples | None:
+        """Return the samples of audio clips; None if the model takes none."""
         ...
 
     @property

@@ -209,7 +209,7 @@ class SchedulerProcess:
                 weights=executor.weights,
                 transfers=transfers,
                 images=executor.images,
-                sounds=executor.sounds,
+                audio=executor.audio,
             ),
             prepare=executor.prepare,
             on_weights_loaded=on_weights_loaded,
@@ -362,7 +362,7 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
         grammars=capacity.grammars,
         max_loras=capacity.adapters,
         images=capacity.images,
-        sound=None if capacity.sound is None else capacity.sound.form,
+        audio=None if capacity.audio is None else capacity.audio.form,
     )
 
 

@@ -119,7 +119,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
 
             grammars, close, prepare, capacity = worker.grammars, worker.close, worker.prepare, worker.capacity
             adapters, weights, late_masks = worker.adapters, worker.weights, worker.late_masks
-            images, sounds = worker.images, worker.sounds
+            images, audio = worker.images, worker.audio
 
             def submit(self, plan: Plan) -> Any:
                 orders.put(RankStep(plan=plan, forced=[*forced]))

@@ -165,8 +165,8 @@ class ReqState(RequestState):
         self.request = request
         self.prediction = prediction
         self.images = [each.place for each in images]
-        self.sound = None if request.sound is None else request.sound.input
-        self.frames = [*(each.array for each in images), *([request.sound.samples] if request.sound else [])]
+        self.audio = None if request.audio is None else request.audio.input
+        self.frames = [*(each.array for each in images), *([request.audio.samples] if request.audio else [])]
         self.sampling = sampling
         self.choices = [ChoiceState(index) for index in range(sampling.n)]
         self.cached_tokens = 0
@@ -195,11 +195,11 @@ class ReqState(RequestState):
 
     @property
     def signature(self) -> bytes:
-        """Return the encoded sampling parameters without the seed, and the hashes of adapter, images and sound."""
+        """Return the encoded sampling parameters without the seed, and the hashes of adapter, images and audio."""
         lora = self.request.lora
         adapter = b"" if lora is None else lora.sha256.encode()
         return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0)) + b"".join(
-            [adapter, *(each.sha256 for each in self.images), self.sound.sha256 if self.sound else b""]
+            [adapter, *(each.sha256 for each in self.images), self.audio.sha256 if self.audio else b""]
         )
 
     @property
@@ -328,7 +328,7 @@ class ReqState(RequestState):
             tenant=request.tenant,
             traced=bool(self.trace_id),
             images=self.images,
-            sound=self.sound,
+            audio=self.audio,
         )
 
 

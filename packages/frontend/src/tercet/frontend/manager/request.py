@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.frontend.media.sound_decoder import DecodedSound
+from tercet.frontend.media.audio_decoder import DecodedAudio
 from tercet.frontend.model.prompts import Prompt
 from tercet.frontend.structured_output.composition import Composition
 from tercet.protocol.messages.values import Grammar, LogprobParams, LoRAAdapter
@@ -80,7 +80,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The constraints that the grammar is made of, if there are several."""
     trials: list[tuple[Grammar, str]] = []
     """Grammars that must compile even if they are not enforced, with the client's parameter name for each."""
-    sound: DecodedSound | None = None
-    """Sound that the answer is about, for models that take it."""
+    audio: DecodedAudio | None = None
+    """Audio that the answer is about, for models that take it."""
     tenant: str = ""
     """Tenant id from `ApiKeyQuota.tenant`."""

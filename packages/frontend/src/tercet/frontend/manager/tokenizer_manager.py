@@ -26,8 +26,8 @@ from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
+from tercet.frontend.media.audio_decoder import AudioDecoder
 from tercet.frontend.media.image_decoder import Fetcher, ImageDecoder
-from tercet.frontend.media.sound_decoder import SoundDecoder
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
 from tercet.frontend.routing.control import Control
@@ -75,7 +75,7 @@ class TokenizerManager:
         self.weights = WeightUpdates(models, self.fleet, self.control)
         self.grammars = GrammarChecker()
         self.images = ImageDecoder(fetcher=fetcher)
-        self.sounds = SoundDecoder()
+        self.audio = AudioDecoder()
         self.status = StatusFeed(outbox, models, requests)
         self._message_handler = MessageHandler(
             outbox, models, requests, self.control, self.peer_metrics, self.status, self._on_peers_changed
@@ -144,7 +144,7 @@ class TokenizerManager:
         await self._message_handler.close()
         await self.grammars.close()
         await self.images.close()
-        await self.sounds.close()
+        await self.audio.close()
         await asyncio.gather(self.requests.turns.close(), self.requests.reports.close())
 
     def new_id(self) -> str:

@@ -169,16 +169,16 @@ class ServedModel:
                         raise BadRequestError(f"{token_id} is not a token id of this model.", param=prompt.param)
                 return prompt.token_ids
 
-    def check_sound(self, *, given: bool) -> None:
-        """Raise BadRequestError for a request with sound if the model takes none, and for one without if it does."""
-        if given and self.limits.sound is None:
-            raise BadRequestError(f"The model {self.name!r} takes no sound.", param="model")
-        if not given and self.limits.sound is not None:
-            message = f"The model {self.name!r} turns sound into text, and answers /v1/audio/transcriptions only."
+    def check_audio(self, *, given: bool) -> None:
+        """Raise BadRequestError for a request with audio if the model takes none, and for one without if it does."""
+        if given and self.limits.audio is None:
+            raise BadRequestError(f"The model {self.name!r} takes no audio.", param="model")
+        if not given and self.limits.audio is not None:
+            message = f"The model {self.name!r} turns audio into text, and answers /v1/audio/transcriptions only."
             raise BadRequestError(message, param="model")
 
     def _rendered(self, prompt: ChatPrompt) -> str:
-        self.check_sound(given=False)
+        self.check_audio(given=False)
         template = self.files.template
         if template is None:
             raise BadRequestError(

@@ -5,9 +5,9 @@ from itertools import islice
 
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.membership.heartbeat_timer import is_stuck
+from tercet.protocol.messages.audio import AudioFormat
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.messages import Heartbeat, Ready
-from tercet.protocol.messages.sound import SoundFormat
 from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Phase, Role
 
 MAX_LINEAGE_ENTRIES = 1000
@@ -176,7 +176,7 @@ class PeerRegistry:
         """Return ready schedulers with exactly these weights, between which requests can move.
 
         `grammars` and `adapters` restrict the result to schedulers with support for them, `media` to those that take
-        images and sound in the form of these limits.
+        images and audio in the form of these limits.
         """
         return [
             each
@@ -202,5 +202,5 @@ class PeerRegistry:
         return [each for each in self.detokenizers.values() if each.ready]
 
 
-def _forms(limits: ModelLimits) -> tuple[ImageFormat | None, SoundFormat | None]:
-    return limits.images, limits.sound
+def _forms(limits: ModelLimits) -> tuple[ImageFormat | None, AudioFormat | None]:
+    return limits.images, limits.audio

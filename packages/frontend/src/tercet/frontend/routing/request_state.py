@@ -80,7 +80,7 @@ class RequestState(ABC):
         self.ended_at: float | None = None
         """Time of the last token or of the vector; None if the request failed."""
         self.frames: Sequence[bytes] = ()
-        """Raw frames of the message: arrays of images, or the samples of a sound."""
+        """Raw frames of the message: arrays of images, or the samples of an audio clip."""
         self.trace_id = current_trace_id()
         """Trace in hex, if one is recorded."""
         self.refused = False

@@ -174,6 +174,6 @@ def welcome(url: str, model: str, locked: bool, seconds: float, limits: ModelLim
     key = ' -H "Authorization: Bearer $TERCET_API_KEY"' if locked else ""
     path, example = _EXAMPLES[limits.task if limits else Task.GENERATE]
     body = f" -H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps({'model': model, **example}))}"
-    if limits and limits.sound:
-        path, body = "audio/transcriptions", f"{key} -F file=@sound.wav -F {shlex.quote(f'model={model}')}"
+    if limits and limits.audio:
+        path, body = "audio/transcriptions", f"{key} -F file=@audio.wav -F {shlex.quote(f'model={model}')}"
     return f"ready at {url} in {seconds:.1f} s\ncurl {url}/v1/{path}{body}\n"

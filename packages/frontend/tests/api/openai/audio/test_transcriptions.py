@@ -1,4 +1,4 @@
-"""Sound in forms reaches schedulers as samples, and transcripts come back in all formats."""
+"""Audio in forms reaches schedulers as samples, and transcripts come back in all formats."""
 
 import asyncio
 import hashlib
@@ -16,8 +16,8 @@ from openai.types.audio.translation_create_params import TranslationCreateParams
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
+from packages.frontend.tests.media.audio_files import saved, voice
 from packages.frontend.tests.media.hearing import FORM, TOKENS, hearing
-from packages.frontend.tests.media.sound_files import saved, voice
 from packages.frontend.tests.polling import until
 from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.api.openai.audio import routes
@@ -25,8 +25,8 @@ from tercet.frontend.api.openai.audio.schema import TranscriptionRequest, Transl
 from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.frontend.testing.engine import Token
+from tercet.protocol.messages.audio import Transcript
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
-from tercet.protocol.messages.sound import Transcript
 from tercet.protocol.messages.values import FinishReason, FinishType, ModelLimits, unpack_ints
 
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
@@ -70,7 +70,7 @@ async def test_windows_travel_as_samples(served: Served, engine: FakeEngine, ope
     assert np.abs(samples / 32_768 - voice(9)[:, 0]).max() < 1e-3
     assert len(requests) == 3
     assert prompts(engine) == [[TOKENS.start, 7, TOKENS.transcribe, TOKENS.no_timestamps]] * 3
-    assert [each.sound and each.sound.sha256 for each in requests] == [
+    assert [each.audio and each.audio.sha256 for each in requests] == [
         hashlib.sha256(frame).digest() for frame in frames
     ]
     assert {each.sampling.temperature for each in requests} == {0.2}
@@ -83,10 +83,10 @@ async def test_the_language_is_detected_first(
     engine_of: Callable[..., FakeEngine], limits: ModelLimits, http_of: HttpOf, found: int, status: int
 ) -> None:
     def script(request: TokenizedGenerateReqInput, _: int) -> list[Token]:
-        detects = request.sound is not None and request.sound.transcript is Transcript.LANGUAGE
+        detects = request.audio is not None and request.audio.transcript is Transcript.LANGUAGE
         return [Token(found, "", STOP)] if detects else [Token(9, " Hello", STOP)]
 
-    engine = engine_of(script=script, limits=msgspec.structs.replace(limits, sound=FORM))
+    engine = engine_of(script=script, limits=msgspec.structs.replace(limits, audio=FORM))
     async with serving(engine) as served:
         answer = await post(http_of(served), path=TRANSLATIONS, language=None)
     assert answer.status_code == status
@@ -98,7 +98,7 @@ async def test_the_language_is_detected_first(
         assert answer.json()["text"] == "Hello"
 
 
-async def test_the_text_before_the_sound_is_text(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+async def test_the_text_before_the_audio_is_text(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     answer = await post(http_of(served), prompt="hello <|endoftext|> </s>")
     assert answer.status_code == 200, answer.text
     [ids] = prompts(engine)
@@ -107,7 +107,7 @@ async def test_the_text_before_the_sound_is_text(served: Served, engine: FakeEng
     assert len(ids) > 10, "what the client writes stays text"
 
 
-async def test_a_request_is_sent_again_with_its_sound(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+async def test_a_request_is_sent_again_with_its_audio(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     engine.auto = False
     asked = asyncio.create_task(post(http_of(served)))
     await until(lambda: len(engine.requests()) == 1)
@@ -118,12 +118,12 @@ async def test_a_request_is_sent_again_with_its_sound(served: Served, engine: Fa
         engine.step()
     assert (await asked).status_code == 200
     first, again = engine.requests()[:2]
-    assert (again.sound, again.attempt) == (first.sound, 1)
+    assert (again.audio, again.attempt) == (first.audio, 1)
     assert engine.frames[0] == engine.frames[1]
 
 
-async def test_schedulers_that_take_no_sound_get_none(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
-    engine.limits = msgspec.structs.replace(engine.limits, sound=None)
+async def test_schedulers_that_take_no_audio_get_none(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    engine.limits = msgspec.structs.replace(engine.limits, audio=None)
     engine.scheduler_up("scheduler-1")
     for _ in range(4):
         assert (await post(http_of(served))).status_code == 200
@@ -139,7 +139,7 @@ def timed(request: TokenizedGenerateReqInput, _: int) -> list[Token]:
 
 @pytest.fixture
 async def segmented(engine_of: Callable[..., FakeEngine], limits: ModelLimits) -> AsyncIterator[Served]:
-    limits = msgspec.structs.replace(limits, sound=FORM, eos_token_ids=[0])
+    limits = msgspec.structs.replace(limits, audio=FORM, eos_token_ids=[0])
     async with serving(engine_of(script=timed, limits=limits)) as running:
         yield running
 
@@ -230,13 +230,13 @@ async def test_bodies_that_are_no_such_form_are_refused(served: Served, http_of:
         "many fields": http.post(TRANSCRIPTIONS, files={f"f{number}": (None, "a") for number in range(70)}),
         "a long field": http.post(TRANSCRIPTIONS, files={"model": (None, "a" * 70_000)}),
         "a field twice": http.post(TRANSCRIPTIONS, files=[("model", (None, "a")), ("model", (None, "b"))]),
-        "no sound": post(http, b"no sound"),
+        "no audio": post(http, b"no audio"),
     }
     answers = {name: await each for name, each in asked.items()}
     assert {name: answer.status_code for name, answer in answers.items()} == {
         name: 415 if name == "json" else 400 for name in asked
     }
-    assert "none of WAV" in answers["no sound"].text
+    assert "none of WAV" in answers["no audio"].text
     assert answers["no file"].json()["error"]["param"] == "file"
 
 
@@ -274,11 +274,11 @@ async def test_a_model_of_one_language_translates_none(
     assert [answer.json()["error"]["param"] for answer in refused] == ["model", "language", "prompt"]
 
 
-async def test_a_model_of_text_takes_no_sound(engine_of: Callable[..., FakeEngine], http_of: HttpOf) -> None:
+async def test_a_model_of_text_takes_no_audio(engine_of: Callable[..., FakeEngine], http_of: HttpOf) -> None:
     async with serving(engine_of()) as served:
         answer = await post(http_of(served))
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "The model 'tiny' takes no sound."
+    assert answer.json()["error"]["message"] == "The model 'tiny' takes no audio."
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,10 @@ async def test_a_model_of_text_takes_no_sound(engine_of: Callable[..., FakeEngin
         ("/generate", {"text": "hello"}),
     ],
 )
-async def test_a_model_of_sound_answers_nothing_else(served: Served, http_of: HttpOf, path: str, body: Any) -> None:
+async def test_a_model_of_audio_answers_nothing_else(served: Served, http_of: HttpOf, path: str, body: Any) -> None:
     answer = await http_of(served).post(path, json=body)
     assert answer.status_code == 400
-    assert "turns sound into text, and answers /v1/audio/transcriptions only" in answer.text
+    assert "turns audio into text, and answers /v1/audio/transcriptions only" in answer.text
 
 
 def test_every_documented_field_is_known() -> None:

@@ -11,9 +11,9 @@ owns `token_ids[offsets[i]:offsets[i + 1]]`.
 
 import msgspec
 
+from tercet.protocol.messages.audio import AudioInput
 from tercet.protocol.messages.internal_state import ChoiceRow, PrefixRow
 from tercet.protocol.messages.media import ImageInput
-from tercet.protocol.messages.sound import SoundInput
 from tercet.protocol.messages.values import (
     FinishReason,
     Held,
@@ -143,8 +143,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """Report the steps of the prompt in `FirstRow.chunks`. Since 1.1."""
     images: list[ImageInput] = []
     """One raw frame for each, in order of the prompt; only to a scheduler with `ModelLimits.images`. Since 1.1."""
-    sound: SoundInput | None = None
-    """One raw frame; only to a scheduler with `ModelLimits.sound`. Since 1.1."""
+    audio: AudioInput | None = None
+    """One raw frame; only to a scheduler with `ModelLimits.audio`. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from typing import Annotated, get_args, get_type_hints
 
 import msgspec
 
+from tercet.protocol.messages.audio import AudioFormat
 from tercet.protocol.messages.media import ImageFormat
-from tercet.protocol.messages.sound import SoundFormat
 
 WIRE_VERSION = (1, 1)
 """(major, minor) of the messages. Independent of the package version: see `tercet.protocol.messages.messages`."""
@@ -303,8 +303,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Number of adapters that can run side by side; 0 if none can."""
     images: ImageFormat | None = None
     """Form of images; None if the scheduler takes none."""
-    sound: SoundFormat | None = None
-    """Form of sound; None if the scheduler takes none. With it, each request has a sound."""
+    audio: AudioFormat | None = None
+    """Form of audio; None if the scheduler takes none. With it, each request has an audio clip."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):

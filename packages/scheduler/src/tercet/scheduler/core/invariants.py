@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from tercet.scheduler.core.cache.prefix_cache import Node, RadixCache
-from tercet.scheduler.core.places.choice_places import held_sound
+from tercet.scheduler.core.places.choice_places import held_audio
 from tercet.scheduler.core.places.places import KeyT, Places
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
@@ -19,13 +19,13 @@ def violations(core: Scheduler) -> list[str]:
 
 
 def _places_of(core: Scheduler) -> list[str]:
-    """Check that each running choice with an adapter or a sound has its place and counts among its users."""
+    """Check that each running choice with an adapter or an audio clip has its place and counts among its users."""
     places, running, capacity = core.memory.places, core.planner.running, core.capacity
     adapters = [(f"{req.rid}/{req.index}", req.adapter, req.adapter_slot) for req in running]
-    sounds = [(f"{req.rid}/{req.index}", held_sound(req), req.sound_place) for req in running]
+    audio = [(f"{req.rid}/{req.index}", held_audio(req), req.audio_place) for req in running]
     return [
         *_places("adapter", places.adapters, adapters, capacity.adapters),
-        *_places("sound", places.sounds, sounds, 0 if capacity.sound is None else capacity.sound.places),
+        *_places("audio clip", places.audio, audio, 0 if capacity.audio is None else capacity.audio.places),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Memory of running choices: slots, pages, locked prefixes, adapters and sound, and when each may be used again.
+"""Memory of running choices: slots, pages, locked prefixes, adapters and audio, and when each may be used again.
 
 A plan in flight may still read or write the pages it names. Pages therefore enter the prefix cache or the free list,
 and slots are reused, only when the last plan naming them has committed. A choice is released then, and pages that it
@@ -47,7 +47,7 @@ class KVMemory:
         elif radix_cache:
             self.cache = RadixCache(size, groups)
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
-        self.places = ChoicePlaces(capacity.adapters, capacity.sound)
+        self.places = ChoicePlaces(capacity.adapters, capacity.audio)
         self.updates: list[PageUpdate] = []
         """Page table changes that the next plan must carry."""
         self.deferred_free: deque[tuple[int, PageLists]] = deque()
@@ -221,7 +221,7 @@ class KVMemory:
         return len(pages[0])
 
     def forget(self) -> None:
-        """Invalidate all cached prefixes, adapters and sounds, because the weights change. No choice may run."""
+        """Invalidate all cached prefixes, adapters and audio clips, because the weights change. No choice may run."""
         self.flush()
         self.places.reset()
 

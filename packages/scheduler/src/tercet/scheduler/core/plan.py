@@ -4,7 +4,7 @@ import msgspec
 
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.values import Logprobs, MemoryTag, SamplingParams
-from tercet.scheduler.core.places.loads import AdapterLoad, PlannedSound, SoundCapacity, SoundLoad
+from tercet.scheduler.core.places.loads import AdapterLoad, AudioCapacity, AudioLoad, PlannedAudio
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
@@ -42,8 +42,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Form of images; None if the model takes none."""
     whole_images: bool = False
     """The tokens of an image see each other, so one step computes all that are not cached."""
-    sound: SoundCapacity | None = None
-    """Sound of each request; None if the model takes none."""
+    audio: AudioCapacity | None = None
+    """Audio of each request; None if the model takes none."""
 
     @property
     def excess_tokens(self) -> int:
@@ -88,7 +88,7 @@ class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the request. Its choices share the time that their grammar may take."""
     images: list[PlannedImage] = []
     """Images whose embeddings take the place of placeholder tokens, in order."""
-    sound: PlannedSound | None = None
+    audio: PlannedAudio | None = None
 
 
 class PageUpdate(msgspec.Struct, frozen=True):
@@ -141,14 +141,14 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan of one step.
 
-    It is applied in this order: adapters, sounds, introduce, pages, copies, restores, draft tokens, rows. Rows that
-    decode come first. A row that starts at 0 begins with an empty recurrent state, any other with the one its slot has.
+    It is applied in this order: adapters, audio, introduce, pages, copies, restores, draft tokens, rows. Decodes
+    come first. A row that starts at 0 begins with an empty recurrent state, any other with the one its slot has.
 
     A choice may have several rows that decode, at consecutive positions. All but the first compute a draft token in
     `draft_tokens`: their output counts only if that token is the one that the row before sampled.
 
     A plan with `weights` or `released` is not a step: it has no other content, and voids all slots, adapters and
-    sounds of the executor.
+    audio clips of the executor.
     """
 
     step: int
@@ -157,7 +157,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     released: list[MemoryTag] | None = None
     """Memory that the executor is without from now on; it has all other memory."""
     adapters: list[AdapterLoad] = []
-    sounds: list[SoundLoad] = []
+    audio: list[AudioLoad] = []
     introduce: list[SlotInit] = []
     pages: list[PageUpdate] = []
     copies: list[PageCopy] = []

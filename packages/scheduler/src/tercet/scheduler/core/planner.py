@@ -17,7 +17,7 @@ from tercet.scheduler.core.events import (
     PeerDrained,
 )
 from tercet.scheduler.core.memory import KVMemory
-from tercet.scheduler.core.places.choice_places import planned_sound
+from tercet.scheduler.core.places.choice_places import planned_audio
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.plan_builder import PlanBuilder, TenantShare, token_cost
 from tercet.scheduler.core.request import Req
@@ -93,7 +93,7 @@ class Planner:
         plan = Plan(
             step=step,
             adapters=memory.places.pop_adapter_loads(),
-            sounds=memory.places.pop_sound_loads(),
+            audio=memory.places.pop_audio_loads(),
             introduce=builder.introduce,
             pages=updates,
             copies=builder.copies,
@@ -294,7 +294,7 @@ class Planner:
 
         If a choice finds no pages, or if they are `scarce`, only choices of tenants without a slot or within their
         share of the pages may overtake it: at most `max_skips` times, and not if it was retracted, unless its tenant
-        has other slots. A choice whose adapter or sound finds no place may be overtaken `max_skips` times.
+        has other slots. A choice whose adapter or audio finds no place may be overtaken `max_skips` times.
 
         If some rows were held back, only short choices start, out of the first ones that wait. A choice whose prefix is
         being computed for another waits for it, while it was skipped less than `max_skips` times.
@@ -320,7 +320,7 @@ class Planner:
                 break
             if not places.has_room(req):
                 if req.times_skipped >= self._config.max_skips:
-                    break  # otherwise choices whose adapters and sounds are loaded could take turns without end
+                    break  # otherwise choices whose adapters and audio clips are loaded could take turns without end
                 skipped.append(req)
                 continue
             too_long = builder.held_back and not builder.is_short(self._memory.missing(req))
@@ -400,7 +400,7 @@ class Planner:
                 adapter=req.adapter_slot,
                 request=req.request,
                 images=req.images.planned if req.images else [],
-                sound=planned_sound(req),
+                audio=planned_audio(req),
             )
         )
         builder.add(req, step)

@@ -10,13 +10,13 @@ from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
 
 def namespace_of(request: TokenizedGenerateReqInput) -> str:
-    """Return the namespace of the cached prefixes that a request can share: one tenant, one adapter, one sound."""
-    sound = f"{request.sound.sha256.hex()}/" if request.sound else ""
-    return f"{sound}{request.lora.sha256 if request.lora else ''}/{request.cache_salt}"
+    """Return the namespace of the cached prefixes that a request can share: one tenant, one adapter, one audio clip."""
+    audio = f"{request.audio.sha256.hex()}/" if request.audio else ""
+    return f"{audio}{request.lora.sha256 if request.lora else ''}/{request.cache_salt}"
 
 
 class Req:
-    """A choice. It waits, holds a slot, pages, adapter and sound while it runs, and may be retracted to wait again.
+    """A choice. It waits, holds a slot, pages, adapter and audio while it runs, and may be retracted to wait again.
 
     Token counts, all from the start of the prompt: `len(tokens)` are known, `length` adds those being sampled in
     flight, `computed` have their keys and values planned, and at `end` the choice has the maximum number of tokens.
@@ -29,6 +29,8 @@ class Req:
         "arrival",
         "arrived",
         "attempt",
+        "audio",
+        "audio_place",
         "awaiting_result",
         "cached",
         "charged",
@@ -72,8 +74,6 @@ class Req:
         "sent",
         "shared",
         "slot",
-        "sound",
-        "sound_place",
         "stop_ids",
         "tenant",
         "times_skipped",
@@ -111,7 +111,7 @@ class Req:
         self.logprobs = request.logprobs
         self.priority = request.priority
         self.tenant = request.tenant
-        self.adapter, self.sound = request.lora, request.sound
+        self.adapter, self.audio = request.lora, request.audio
         self.salt = namespace_of(request)
         self.resumed = bool(request.resume)
         """The choice continues an earlier attempt, and goes before new choices."""
@@ -163,7 +163,7 @@ class Req:
         """Reset slot, pages and computed tokens."""
         self.slot = -1
         self.adapter_slot = -1
-        self.sound_place = -1
+        self.audio_place = -1
         self.pages: PageLists = []
         self.node: Node | None = None
         self.shared = 0

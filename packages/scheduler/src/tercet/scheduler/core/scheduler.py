@@ -202,7 +202,7 @@ class Scheduler:
         return self.paused or not any(req.slot >= 0 or req.output_tokens for req in self.roster)
 
     def _retract_all(self) -> None:
-        """Retract running choices, to be recomputed, and drop cached prefixes, adapters and sounds."""
+        """Retract running choices, to be recomputed, and drop cached prefixes, adapters and audio clips."""
         for req in list(self.planner.running):
             self.planner.retract(req)
         self.memory.forget()
@@ -275,9 +275,9 @@ class Scheduler:
         return {*self.orders, *(req.adapter for req in self.roster if req.adapter is not None)}
 
     def media(self) -> set[bytes]:
-        """Return the hashes of the images and sounds of held choices."""
+        """Return the hashes of the images and audio clips of held choices."""
         images = {each.sha256 for req in self.roster if req.images is not None for each in req.images.inputs}
-        return images | {req.sound.sha256 for req in self.roster if req.sound is not None}
+        return images | {req.audio.sha256 for req in self.roster if req.audio is not None}
 
     def load(self) -> Load:
         """Return the load that heartbeats report."""

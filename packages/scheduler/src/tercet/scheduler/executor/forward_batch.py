@@ -12,7 +12,7 @@ from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows
 from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.media.sounds import StepCross
+from tercet.scheduler.executor.media.audio import StepCross
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.layers.layer_ops import LayerCache
 
@@ -101,7 +101,7 @@ class ForwardBatch:
 
     @property
     def can_be_cut(self) -> bool:
-        """Return whether `part` is available: no token sees one after itself, or a sound."""
+        """Return whether `part` is available: no token sees one after itself, or an audio clip."""
         return self.cross is None and (self.replaced is None or self.replaced.seen is None)
 
     def part(self, tokens: slice) -> "ForwardBatch":
@@ -132,9 +132,9 @@ class ForwardBatch:
         return self.attend_cached(layer_id, q, params)
 
     def attend_cross(self, layer_id: int, q: torch.Tensor, params: AttentionParams) -> torch.Tensor:
-        """Attend to the sounds of the tokens. See `CrossBatch`."""
+        """Attend to the audio clips of the tokens. See `CrossBatch`."""
         if self.cross is None:
-            raise RuntimeError("this step has no sounds")
+            raise RuntimeError("this step has no audio clips")
         return self.cross.attend(layer_id, q, params)
 
     def states_of(self, layer_id: int) -> tuple[tuple[torch.Tensor, ...], Segments]:

@@ -12,8 +12,8 @@ from tercet.scheduler.core.window_pages import window_pages
 from tercet.scheduler.device.device_memory import available_bytes, shares_host_memory, total_bytes
 from tercet.scheduler.executor.graphs.warmup import measured_kv_bytes, profile_run
 from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
+from tercet.scheduler.executor.media.audio import StepAudio
 from tercet.scheduler.executor.media.images import LoadedImages
-from tercet.scheduler.executor.media.sounds import StepSounds
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
@@ -89,7 +89,7 @@ class KVBudget:
     device: torch.device
     shard: Shard
     images: LoadedImages | None = None
-    sounds: StepSounds | None = None
+    audio: StepAudio | None = None
 
     def longest_context(self) -> int:
         """Return the most tokens of one sequence that total memory can hold, in the cache and in tables of positions
@@ -159,7 +159,7 @@ class KVBudget:
             slots=options.rows,
             tokens=options.step_tokens + self._excess_tokens,
             images=self.images,
-            sounds=self.sounds,
+            audio=self.audio,
             context_length=config.context_length,
             vocab_size=config.vocab_size,
             device=device,

@@ -18,8 +18,8 @@ from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.chunked_model import report_layers
+from tercet.scheduler.executor.media.audio import LoadedAudio
 from tercet.scheduler.executor.media.images import LoadedImages
-from tercet.scheduler.executor.media.sounds import LoadedSound
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
@@ -33,6 +33,7 @@ from tercet.scheduler.model_files import (
     weight_files,
 )
 from tercet.scheduler.models import hugging_face
+from tercet.scheduler.models.audio.audio_model import load_encoder
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.layers.cross_attention import CrossAttention
 from tercet.scheduler.models.layers.decoder import CausalLM
@@ -48,7 +49,6 @@ from tercet.scheduler.models.native_linear import (
     use_native_projections,
 )
 from tercet.scheduler.models.registry import build_model, family_of, load_config
-from tercet.scheduler.models.sound.sound_model import load_encoder
 from tercet.scheduler.models.vision.image_model import bounded_for_cpu, load_tower
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
@@ -68,7 +68,7 @@ class LoadedModel(NamedTuple):
     """None if the model takes none."""
     rotary: Rotary | None = None
     """The rotation of most layers; None for a model without, or on transformers' own modules."""
-    sound: LoadedSound | None = None
+    audio: LoadedAudio | None = None
     """None if the model takes none."""
 
 
@@ -193,24 +193,24 @@ def load_images(
     return LoadedImages(model, tower)
 
 
-def load_sound(
+def load_audio(
     options: WorkerOptions, model: Model, device: torch.device, *, native: bool, advance: Advance
-) -> LoadedSound | None:
-    """Load the encoder of sound; None if the model takes none. Raise ValueError for random weights."""
+) -> LoadedAudio | None:
+    """Load the encoder of audio; None if the model takes none. Raise ValueError for random weights."""
     if not isinstance(model, CausalLM):
         return None
     config = model.config
-    sound = family_of(config.architecture).sound(options.model)
-    if sound is None:
+    audio = family_of(config.architecture).audio(options.model)
+    if audio is None:
         return None
     if options.load_format == "dummy":
         raise ValueError(f"load_format dummy: {config.architecture} needs the weights of its encoder")
-    encoder = load_encoder(sound, options.checkpoint, config.dtype, device)
+    encoder = load_encoder(audio, options.checkpoint, config.dtype, device)
     if device.type == "cpu":
         report_layers(encoder, advance)
         if native and not unsupported_dtype(config.dtype, "weights"):
             use_native_linears(encoder, load_library())
-    return LoadedSound.of(sound, encoder, model)
+    return LoadedAudio.of(audio, encoder, model)
 
 
 def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device) -> LoRABank | None:

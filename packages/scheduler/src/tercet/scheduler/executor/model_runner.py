@@ -22,8 +22,8 @@ from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
+from tercet.scheduler.executor.media.audio import StepAudio, StepCross
 from tercet.scheduler.executor.media.images import StepImages
-from tercet.scheduler.executor.media.sounds import StepCross, StepSounds
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
 from tercet.scheduler.executor.sampling.sampler import (
     Agree,
@@ -104,7 +104,7 @@ class ModelRunner:
         logprobs_mode: LogprobsMode = "raw",
         states: StatePool | None = None,
         images: StepImages | None = None,
-        sounds: StepSounds | None = None,
+        audio: StepAudio | None = None,
     ) -> None:
         """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
         pages.
@@ -115,7 +115,7 @@ class ModelRunner:
         self._pool = pool
         self._states = states
         self._images = images
-        self._sounds = sounds
+        self._audio = audio
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
@@ -145,8 +145,8 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.load(plan.adapters)
             self._adapters.introduce(plan.introduce)
-        if self._sounds is not None:
-            self._sounds.load(plan.sounds)
+        if self._audio is not None:
+            self._audio.load(plan.audio)
         if plan.introduce:
             self._introduce(plan.introduce)
         self._tables.update_pages(plan.pages)
@@ -162,7 +162,7 @@ class ModelRunner:
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         segments = None if self._states is None else self._states.begin(plan)
         inputs, replaced = (inputs, None) if self._images is None else self._images.begin(plan.rows, inputs)
-        cross = None if self._sounds is None else self._sounds.begin(plan.rows)
+        cross = None if self._audio is None else self._audio.begin(plan.rows)
         hidden = self._forward(inputs, lora, segments, replaced, cross)
         if self._states is not None:
             self._states.end(plan)
@@ -183,8 +183,8 @@ class ModelRunner:
         again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
             self._grammars.introduce(inits)
-        if self._sounds is not None:
-            self._sounds.introduce(inits)
+        if self._audio is not None:
+            self._audio.introduce(inits)
 
     def _forward(
         self,
@@ -253,8 +253,8 @@ class ModelRunner:
             hidden = hidden[inputs.sample_index]
         logits = self._model.compute_logits(_some(hidden, rows))
         slots, positions = _some(slots, rows), _some(inputs.output_positions, rows)
-        if self._sounds is not None:
-            self._sounds.restrict(logits, slots, positions, self._tables.read)
+        if self._audio is not None:
+            self._audio.restrict(logits, slots, positions, self._tables.read)
         return self._sampler.sample(
             logits,
             slots,

@@ -26,16 +26,16 @@ from tercet.scheduler.executor.loading import (
     LoadedModel,
     check_replacement,
     kv_scales,
+    load_audio,
     load_images,
     load_model,
-    load_sound,
     reading_model,
     sampling_ops,
     shape_of,
 )
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
+from tercet.scheduler.executor.media.audio import AudioMemory, StepAudio
 from tercet.scheduler.executor.media.images import ImageStore, step_images
-from tercet.scheduler.executor.media.sounds import SoundMemory, StepSounds
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars, slot_grammars
@@ -48,7 +48,7 @@ from tercet.scheduler.grammar.cache import GrammarLoader
 from tercet.scheduler.models.config.model_config import ModelConfig, with_context_length
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.weights import Progress
-from tercet.scheduler.ports import Advance, SoundSamples
+from tercet.scheduler.ports import Advance, AudioSamples
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,8 @@ class TpModelWorker:
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             self._loaded: LoadedModel | None = (loaded := self._load(options))
         ops = sampling_ops(loaded.model, device, native=self._native)
-        self._sounds = SoundMemory.of(loaded.sound, options, config, device)
-        budget = replace(budget, images=loaded.images, sounds=self._step_sounds(loaded))
+        self._audio = AudioMemory.of(loaded.audio, options, config, device)
+        budget = replace(budget, images=loaded.images, audio=self._step_audio(loaded))
         sizes = budget.sizes(loaded.model, backend, ops)
         groups, tokens = budget.groups(sizes), sizes.pages * options.page_size
         with require_memory(f"a KV cache of {tokens} tokens, lower kv_cache_bytes"):
@@ -122,7 +122,7 @@ class TpModelWorker:
                 self._warm_up(loaded.model)
         self.weights = weights_loader(self._check)
         self._capacity = capacity_of(
-            options, config, ends, self._pool, self._states, self._grammars, loaded.images, self._sounds
+            options, config, ends, self._pool, self._states, self._grammars, loaded.images, self._audio
         )
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
@@ -143,9 +143,9 @@ class TpModelWorker:
         return self._grammars
 
     @property
-    def sounds(self) -> SoundSamples | None:
-        """Samples of sounds; None if the model takes none."""
-        return None if self._sounds is None else self._sounds.store
+    def audio(self) -> AudioSamples | None:
+        """Samples of audio clips; None if the model takes none."""
+        return None if self._audio is None else self._audio.store
 
     @property
     def adapters(self) -> AdapterLoader | None:
@@ -195,14 +195,14 @@ class TpModelWorker:
         progress, advance = self._progress, self._advance
         loaded = load_model(options, config, self._cached, device, native=native, progress=progress, shard=shard)
         images = load_images(options, config, device, native=native, shard=shard, advance=advance)
-        sound = load_sound(options, loaded.model, device, native=native, advance=advance)
-        return loaded._replace(images=images, sound=sound)
+        audio = load_audio(options, loaded.model, device, native=native, advance=advance)
+        return loaded._replace(images=images, audio=audio)
 
     def _runner_of(self, loaded: LoadedModel) -> ModelRunner:
         """Return a runner of a model over the existing pages."""
         options, device, strategy, model = self._options, self._device, self._strategy, loaded.model
         graphs = None
-        if device.type == "cuda" and self._states is None and self._sounds is None:
+        if device.type == "cuda" and self._states is None and self._audio is None:
             recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
             rows, chained = options.slots, options.draft_rows
             graphs = graph_runners(model, self._pool, self._backend, recorder, decode_rows=rows, chained_rows=chained)
@@ -225,14 +225,14 @@ class TpModelWorker:
             logprobs_mode=options.logprobs_mode,
             states=self._states,
             images=step_images(loaded.images, loaded.rotary, self.images, device),
-            sounds=self._step_sounds(loaded),
+            audio=self._step_audio(loaded),
         )
 
-    def _step_sounds(self, loaded: LoadedModel) -> StepSounds | None:
-        """Return the sounds of a model's steps; None if it takes none."""
-        if loaded.sound is None or self._sounds is None:
+    def _step_audio(self, loaded: LoadedModel) -> StepAudio | None:
+        """Return the audio clips of a model's steps; None if it takes none."""
+        if loaded.audio is None or self._audio is None:
             return None
-        return StepSounds(loaded.sound, self._sounds, self._backend, self._options.rows, self._device)
+        return StepAudio(loaded.audio, self._audio, self._backend, self._options.rows, self._device)
 
     def _warm_up(self, model: Model) -> None:
         """Run ordinary steps so that kernels are compiled before requests wait for them. The page they write to is
@@ -283,7 +283,7 @@ class TpModelWorker:
         if MemoryTag.WEIGHTS in released or options is not self._options:
             self._loaded = None
         pools = [*self._pool.tensors, *(() if self._states is None else self._states.tensors)]
-        pools += [] if self._sounds is None else self._sounds.cache.tensors
+        pools += [] if self._audio is None else self._audio.cache.tensors
         if MemoryTag.KV_CACHE in released:
             release_tensors(pools)
         release_cached()

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.executor.media.audio import AudioMemory
 from tercet.scheduler.executor.media.images import LoadedImages
-from tercet.scheduler.executor.media.sounds import SoundMemory
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -25,7 +25,7 @@ def capacity_of(
     states: StatePool | None,
     grammars: SlotGrammars | None,
     images: LoadedImages | None,
-    sounds: SoundMemory | None,
+    audio: AudioMemory | None,
 ) -> Capacity:
     """Return the limits that the core must know."""
     return Capacity(
@@ -40,7 +40,7 @@ def capacity_of(
         adapters=options.max_loras,
         images=images and images.model.form,
         whole_images=images is not None and images.model.whole,
-        sound=sounds and sounds.capacity,
+        audio=audio and audio.capacity,
     )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from tercet.scheduler.models.audio.audio_model import AudioModel
 from tercet.scheduler.models.config.family_config import FamilyConfig
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, build_decoder
 from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.layers.shard import Shard
-from tercet.scheduler.models.sound.sound_model import SoundModel
 from tercet.scheduler.models.vision.image_model import ImageModel
 
 
@@ -29,8 +29,8 @@ class ModelFamily(FamilyConfig):
     """The default of `pad_token_id`, which a classifier skips at the end of a text."""
     images: Callable[[Path], ImageModel | None] = lambda _: None
     """Returns the images that the model in a directory takes."""
-    sound: Callable[[Path], SoundModel | None] = lambda _: None
-    """Returns the sound that the model in a directory takes."""
+    audio: Callable[[Path], AudioModel | None] = lambda _: None
+    """Returns the audio that the model in a directory takes."""
     not_native: str = ""
     """The reason why native kernels cannot run any of its models; empty if they can."""
 

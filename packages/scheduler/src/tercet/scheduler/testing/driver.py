@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.protocol.backlog import Outgoing
+from tercet.protocol.messages.audio import AudioInput
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Rejected, TokenizedGenerateReqInput
-from tercet.protocol.messages.sound import SoundInput
 from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
@@ -52,7 +52,7 @@ def request(
     lora: LoRAAdapter | None = None,
     prediction: Sequence[int] = (),
     images: Sequence[ImageInput] = (),
-    sound: SoundInput | None = None,
+    audio: AudioInput | None = None,
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
     """Return a request in the form that a frontend sends."""
@@ -73,7 +73,7 @@ def request(
         lora=lora,
         prediction=pack_ints(prediction),
         images=list(images),
-        sound=sound,
+        audio=audio,
     )
 
 
@@ -168,7 +168,7 @@ class Driver:
             assert not windows.holdings
             assert len(windows.pool.free_pages) + sum(len(node.window) for node in nodes) == windows.pool.size
         assert not memory.places.adapters.users
-        assert not memory.places.sounds.users
+        assert not memory.places.audio.users
 
     def expected(self, prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
         """Return the model's output after a prompt, including its end id."""
@@ -187,7 +187,7 @@ class Driver:
             suppressed = ends if len(output) < sampling.min_new_tokens else ()
             known = [*prompt, *output]
             output.append(
-                must[0] if must else self.fake.next_token(known, choice, suppressed, wanted.lora, wanted.sound)
+                must[0] if must else self.fake.next_token(known, choice, suppressed, wanted.lora, wanted.audio)
             )
             if output[-1] in ends and len(output) >= sampling.min_new_tokens:
                 break

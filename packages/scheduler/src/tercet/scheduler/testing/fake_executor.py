@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tercet.protocol.messages.audio import AudioFormat, AudioInput, TranscriptTokens
 from tercet.protocol.messages.media import ImageFormat, ImageInput
-from tercet.protocol.messages.sound import SoundFormat, SoundInput, TranscriptTokens
 from tercet.protocol.messages.values import (
     Logprobs,
     LoRAAdapter,
@@ -19,7 +19,7 @@ from tercet.protocol.messages.values import (
     unpack_ints,
 )
 from tercet.scheduler.async_loader import AsyncLoader
-from tercet.scheduler.core.places.loads import SoundCapacity
+from tercet.scheduler.core.places.loads import AudioCapacity
 from tercet.scheduler.core.plan import (
     CacheGroup,
     Capacity,
@@ -34,7 +34,7 @@ from tercet.scheduler.executor.weights_loader import weights_loader
 
 _T = TypeVar("_T")
 _MASK = (1 << 61) - 1
-FAKE_SOUND = SoundFormat(
+FAKE_AUDIO = AudioFormat(
     rate=100,
     samples=3000,
     tokens=TranscriptTokens(start=1, no_timestamps=2, first_timestamp=3, timestamp_seconds=0.02),
@@ -63,7 +63,7 @@ def small_capacity(
     snapshots: int | None = None,
     images: ImageFormat | None = None,
     whole_images: bool = False,
-    sounds: int = 0,
+    audio: int = 0,
 ) -> Capacity:
     """Return a capacity for tests."""
     return Capacity(
@@ -78,7 +78,7 @@ def small_capacity(
         snapshots=snapshots,
         images=images,
         whole_images=whole_images,
-        sound=SoundCapacity(form=FAKE_SOUND, places=sounds, positions=16) if sounds else None,
+        audio=AudioCapacity(form=FAKE_AUDIO, places=audio, positions=16) if audio else None,
     )
 
 
@@ -148,7 +148,7 @@ class FakeLateMasks:
 class _Slot:
     init: SlotInit
     adapter: LoRAAdapter | None
-    sound: bytes
+    audio: bytes
     tokens: list[int]
     hashes: list[int] = field(default_factory=list)
     """Hashes of all prefixes: entry i covers tokens 0 to i."""
@@ -177,7 +177,7 @@ class _Chain:
 
 
 class FakeExecutor:
-    """Executor whose next token is a hash of all tokens before it, of adapter, sound and weights.
+    """Executor whose next token is a hash of all tokens before it, of adapter, audio and weights.
 
     Any mistake in these shows in the output. With `verify`, each page remembers the hash of the prefix it holds at each
     offset, and a row that would attend to another raises StaleCacheError: this detects wrong sharing, early reuse and
@@ -211,8 +211,8 @@ class FakeExecutor:
         self._slots: dict[int, _Slot] = {}
         self._adapters: dict[int, LoRAAdapter] = {}
         """Adapters by slot."""
-        self._sounds: dict[int, bytes] = {}
-        """Hashes of sounds by place."""
+        self._audio: dict[int, bytes] = {}
+        """Hashes of audio clips by place."""
         self._cache: dict[tuple[int, int, int], int] = {}
         """Prefix hash by (cache group, page, offset)."""
         self._snapshots: dict[int, int | None] = {}
@@ -233,8 +233,8 @@ class FakeExecutor:
         return
 
     @property
-    def sounds(self) -> None:
-        """Return None: sounds are told apart by their hashes."""
+    def audio(self) -> None:
+        """Return None: audio clips are told apart by their hashes."""
         return
 
     @property
@@ -253,14 +253,14 @@ class FakeExecutor:
             if not 0 <= load.place < self._capacity.adapters:
                 raise IndexError(f"there is no place {load.place}")
             self._adapters[load.place] = load.adapter
-        for encoded in plan.sounds:
-            if self._capacity.sound is None or not 0 <= encoded.place < self._capacity.sound.places:
+        for encoded in plan.audio:
+            if self._capacity.audio is None or not 0 <= encoded.place < self._capacity.audio.places:
                 raise IndexError(f"there is no place {encoded.place}")
-            self._sounds[encoded.place] = encoded.sha256
+            self._audio[encoded.place] = encoded.sha256
         for init in plan.introduce:
             adapter = None if init.adapter < 0 else self._adapters[init.adapter]
-            sound = b"" if init.sound is None else self._sounds[init.sound.place]
-            self._slots[init.slot] = _Slot(init, adapter, sound, seen_tokens(init.tokens, init.images))
+            audio = b"" if init.audio is None else self._audio[init.audio.place]
+            self._slots[init.slot] = _Slot(init, adapter, audio, seen_tokens(init.tokens, init.images))
         for update in plan.pages:
             for group, pages in enumerate(update.pages):
                 self._slots[update.slot].tables.update(
@@ -289,7 +289,7 @@ class FakeExecutor:
         if plan.released is not None:
             self._released = {*plan.released}
         if plan.weights or plan.released is not None:
-            for void in (self._slots, self._adapters, self._sounds, self._cache, self._snapshots):
+            for void in (self._slots, self._adapters, self._audio, self._cache, self._snapshots):
                 void.clear()
         elif self._released:
             raise StaleCacheError(f"step {plan.step} uses released memory")
@@ -304,10 +304,10 @@ class FakeExecutor:
         choice: int = 0,
         suppressed: Collection[int] = (),
         adapter: LoRAAdapter | None = None,
-        sound: SoundInput | None = None,
+        audio: AudioInput | None = None,
     ) -> int:
         """Return the model's token after `tokens`, for tests that know the answer without a scheduler."""
-        value = self._first(adapter, b"" if sound is None else sound.sha256)
+        value = self._first(adapter, b"" if audio is None else audio.sha256)
         for token in tokens:
             value = _extend(value, token)
         return self._sampled(value, choice, suppressed)
@@ -316,9 +316,9 @@ class FakeExecutor:
         """Return the grammar's result after `tokens`; see `ScriptedGrammar`."""
         return ((), False) if self._grammar is None or sampling.grammar is None else self._grammar(tokens)
 
-    def _first(self, adapter: LoRAAdapter | None, sound: bytes) -> int:
+    def _first(self, adapter: LoRAAdapter | None, audio: bytes) -> int:
         """Return the hash before the first token."""
-        made_of = self._loaded + ("" if adapter is None else adapter.sha256) + sound.hex()
+        made_of = self._loaded + ("" if adapter is None else adapter.sha256) + audio.hex()
         return int(hashlib.sha256(made_of.encode()).hexdigest(), 16) & _MASK if made_of else 0
 
     def _result(self, plan: Plan) -> StepResult:
@@ -391,8 +391,8 @@ class FakeExecutor:
         size, end = self._capacity.page_size, row.start + row.count
         if slot.adapter is not None and self._adapters[slot.init.adapter] != slot.adapter:
             raise StaleCacheError(f"slot {row.slot} lost its adapter to another")
-        if slot.init.sound is not None and self._sounds[slot.init.sound.place] != slot.sound:
-            raise StaleCacheError(f"slot {row.slot} lost its sound to another")
+        if slot.init.audio is not None and self._audio[slot.init.audio.place] != slot.audio:
+            raise StaleCacheError(f"slot {row.slot} lost its audio to another")
         for each in slot.init.images if self._capacity.whole_images else ():
             if each.first < end < each.first + each.tokens:
                 raise StaleCacheError(f"the plan cuts the image at {each.first} after token {end - 1}")
@@ -401,7 +401,7 @@ class FakeExecutor:
         while len(slot.hashes) < end:
             at = len(slot.hashes)
             slot.hashes.append(
-                _extend(slot.hashes[-1] if at else self._first(slot.adapter, slot.sound), slot.tokens[at])
+                _extend(slot.hashes[-1] if at else self._first(slot.adapter, slot.audio), slot.tokens[at])
             )
         del slot.hashes[end:]
         if not self._verify:

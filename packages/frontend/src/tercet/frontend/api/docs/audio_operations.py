@@ -11,7 +11,7 @@ _EXAMPLE = {"file": "bytes of a WAV, FLAC, OGG or MP3", "model": "whisper-large-
 AUDIO: dict[MethodAndPath, Operation] = {
     ("POST", "/v1/audio/transcriptions"): Operation(
         tag="OpenAI",
-        summary="Transcribe sound in its language.",
+        summary="Transcribe audio in its language.",
         answer="The text, or its events; or subtitles, or segments with times.",
         body=TranscriptionRequest,
         example={**_EXAMPLE, "language": "en"},
@@ -21,7 +21,7 @@ AUDIO: dict[MethodAndPath, Operation] = {
     ),
     ("POST", "/v1/audio/translations"): Operation(
         tag="OpenAI",
-        summary="Translate sound into English.",
+        summary="Translate audio into English.",
         answer="The text; or subtitles, or segments with times.",
         body=TranslationRequest,
         example=_EXAMPLE,

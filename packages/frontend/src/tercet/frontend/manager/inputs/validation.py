@@ -109,7 +109,7 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
 def cheap_checks(requests: Sequence[GenerateRequest], model: ServedModel) -> Steps[None]:
     """Check what needs no tokens. Raises BadRequestError."""
     for request in requests:
-        model.check_sound(given=request.sound is not None)
+        model.check_audio(given=request.audio is not None)
         check_stops(request)
         check_length(request, model)
         yield

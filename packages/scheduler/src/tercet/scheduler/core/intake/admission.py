@@ -15,7 +15,7 @@ from tercet.protocol.messages.values import (
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.images import ImageNumbers, PromptImages, image_error
 from tercet.scheduler.core.intake.pending_aborts import PendingAborts
-from tercet.scheduler.core.intake.validation import invalid_ids, request_error, sound_error
+from tercet.scheduler.core.intake.validation import audio_error, invalid_ids, request_error
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.request import Req, finish_at_arrival, namespace_of
@@ -39,7 +39,7 @@ class RequestIntake:
         self._vocab_size = capacity.vocab_size
         self._images, self._whole_images = capacity.images, capacity.whole_images
         self._image_numbers = ImageNumbers()
-        self._takes_sound = capacity.sound is not None
+        self._takes_audio = capacity.audio is not None
         self._reads_grammars = bool(capacity.grammars)
         self._runs_adapters = bool(capacity.adapters)
         self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
@@ -172,7 +172,7 @@ class RequestIntake:
         if self.draining:
             return rejected("draining", "this scheduler is leaving", retry=True)
         fault = request_error(request, self._vocab_size) or image_error(request, self._images)
-        fault = fault or sound_error(request, takes_sound=self._takes_sound)
+        fault = fault or audio_error(request, takes_audio=self._takes_audio)
         if fault is not None:
             return rejected("invalid_request", fault)
         if request.sampling.grammar is not None and not self._reads_grammars:
@@ -201,7 +201,7 @@ def _continues(req: Req, request: TokenizedGenerateReqInput, output_ids: Sequenc
         return False
     if (req.sampling, req.logprobs, req.adapter) != (request.sampling, request.logprobs, request.lora):
         return False
-    if req.sound != request.sound:
+    if req.audio != request.audio:
         return False
     if req.salt != namespace_of(request):
         return False

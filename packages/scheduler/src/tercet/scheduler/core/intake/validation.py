@@ -46,13 +46,13 @@ def request_error(request: TokenizedGenerateReqInput, vocab_size: int) -> str | 
     )
 
 
-def sound_error(request: TokenizedGenerateReqInput, *, takes_sound: bool) -> str | None:
-    """Return the fault in the sound of a request, or None."""
-    if request.sound is None:
-        return "this model turns sound into text, and the request has no sound" if takes_sound else None
-    if not takes_sound:
-        return "this scheduler takes no sound"
-    return None if len(request.sound.sha256) == _HASH_BYTES else "the sound's hash has another length"
+def audio_error(request: TokenizedGenerateReqInput, *, takes_audio: bool) -> str | None:
+    """Return the fault in the audio of a request, or None."""
+    if request.audio is None:
+        return "this model turns audio into text, and the request has no audio" if takes_audio else None
+    if not takes_audio:
+        return "this scheduler takes no audio"
+    return None if len(request.audio.sha256) == _HASH_BYTES else "the audio's hash has another length"
 
 
 def invalid_ids(vocab_size: int, *parts: Sequence[int]) -> bool:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tercet.protocol.messages.sound import SoundFormat, Transcript
+from tercet.protocol.messages.audio import AudioFormat, Transcript
 from tercet.protocol.messages.values import LoRAAdapter
 
 
@@ -13,25 +13,25 @@ class AdapterLoad(msgspec.Struct, frozen=True):
     adapter: LoRAAdapter
 
 
-class SoundLoad(msgspec.Struct, frozen=True):
-    """Encode a sound into a place, for cross-attention. All choices with that place use it from then on."""
+class AudioLoad(msgspec.Struct, frozen=True):
+    """Encode an audio clip into a place, for cross-attention. All choices with that place use it from then on."""
 
     place: int
     sha256: bytes
 
 
-class PlannedSound(msgspec.Struct, frozen=True):
-    """Place of the encoded sound of a choice, and the kind of its output."""
+class PlannedAudio(msgspec.Struct, frozen=True):
+    """Place of the encoded audio of a choice, and the kind of its output."""
 
     place: int
     transcript: Transcript
 
 
-class SoundCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Sound of a model, whose every request has one."""
+class AudioCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Audio of a model, each of whose requests has one clip."""
 
-    form: SoundFormat
+    form: AudioFormat
     places: int
-    """Number of places for encoded sound. Many choices can use each."""
+    """Number of places for encoded audio. Many choices can use each."""
     positions: int
-    """Positions of the encoder for each sound, which count as tokens of the step that encodes it."""
+    """Positions of the encoder for each audio clip, which count as tokens of the step that encodes it."""

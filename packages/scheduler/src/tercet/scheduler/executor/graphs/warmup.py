@@ -13,8 +13,8 @@ from tercet.scheduler.config import InsufficientMemoryError
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.oom import lacks_memory
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.media.audio import StepAudio
 from tercet.scheduler.executor.media.images import LoadedImages
-from tercet.scheduler.executor.media.sounds import StepSounds
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.state_pool import StatePool
@@ -138,11 +138,11 @@ def profile_run(
     device: torch.device,
     states: Mapping[int, Sequence[StateTensor]] = {},
     images: LoadedImages | None = None,
-    sounds: StepSounds | None = None,
+    audio: StepAudio | None = None,
 ) -> None:
     """Run the largest plan over a cache of one page, which all rows overwrite: only its memory matters.
 
-    An image or a sound is encoded before, as it is within steps.
+    An image or an audio clip is encoded before, as it is within steps.
 
     The step is not split. Raise torch.OutOfMemoryError if it does not fit.
     """
@@ -158,12 +158,12 @@ def profile_run(
         sampling_ops=ops,
         release=_refuse,
         states=StatePool(states, slots, 0, device) if states else None,
-        sounds=sounds,
+        audio=audio,
     )
     if images is not None:
         images.encode_blank()
-    if sounds is not None:
-        sounds.encode_blank()
+    if audio is not None:
+        audio.encode_blank()
     runner.execute(worst_plan(slots, tokens, context_length)).result()
 
 

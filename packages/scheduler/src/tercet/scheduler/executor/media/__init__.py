@@ -1,1 +1,1 @@
-"""Images and sounds of steps: what frontends sent, what encoders made of it, and where tokens read it."""
+"""Images and audio clips of steps: what frontends sent, what encoders made of it, and where tokens read it."""

@@ -1,4 +1,4 @@
-"""Raw frames of requests: arrays of images, samples of sounds."""
+"""Raw frames of requests: arrays of images, samples of audio clips."""
 
 from collections.abc import Collection, Mapping
 

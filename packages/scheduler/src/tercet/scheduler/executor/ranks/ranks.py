@@ -101,8 +101,8 @@ class Ranks:
         return self._worker.adapters
 
     @property
-    def sounds(self) -> None:
-        """Return None: several ranks take no sound."""
+    def audio(self) -> None:
+        """Return None: several ranks take no audio."""
         return
 
     @property

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from tercet.protocol.messages.sound import Transcript, TranscriptTokens
+from tercet.protocol.messages.audio import Transcript, TranscriptTokens
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array
-from tercet.scheduler.models.sound.sound_model import TranscriptRules
+from tercet.scheduler.models.audio.audio_model import TranscriptRules
 
 _NEVER = float("-inf")
 _MOST_TIMES = 65_536
@@ -18,7 +18,7 @@ Tokens = Callable[[int, int, int], torch.Tensor]
 
 
 class SlotTranscripts:
-    """The kind of output of each slot. A slot without sound has no rules."""
+    """The kind of output of each slot. A slot without audio has no rules."""
 
     def __init__(self, rules: TranscriptRules, tokens: TranscriptTokens, slots: int, device: torch.device) -> None:
         self._tokens = tokens
@@ -34,7 +34,7 @@ class SlotTranscripts:
     def introduce(self, inits: Sequence[SlotInit]) -> None:
         """Note the kinds of choices that take slots."""
         for init in inits:
-            self._kinds[init.slot] = None if init.sound is None else init.sound.transcript
+            self._kinds[init.slot] = None if init.audio is None else init.audio.transcript
             self._prompts[init.slot] = init.prompt_tokens
 
     def restrict(self, logits: torch.Tensor, slots: Array, positions: Array, known: Tokens) -> None:

@@ -29,7 +29,7 @@ WRAPPER_FIELDS = field_table(
             "video_token_id vision_config vision_end_token_id vision_feature_layer vision_feature_select_strategy "
             "vision_output_dim vision_start_token_id window_size"
         ),
-        "of images or sound, which the text model does not read",
+        "of images or audio, which the text model does not read",
     ),
 )
 """Fields of models that read more than text, beside those of the text model."""

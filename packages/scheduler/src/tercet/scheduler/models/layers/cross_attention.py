@@ -11,18 +11,15 @@ from tercet.scheduler.models.layers.linear import Linear
 
 
 class CrossBatch(Batch, Protocol):
-    """A step whose rows each have an encoded sound. See `ForwardBatch`."""
+    """A step whose rows each have an encoded audio. See `ForwardBatch`."""
 
     def attend_cross(self, layer_id: int, q: torch.Tensor, params: AttentionParams) -> torch.Tensor:
-        """Attend with q [tokens, heads, head_dim] to all keys and values of the tokens' sounds; return q's shape."""
+        """Attend with q [tokens, heads, head_dim] to all keys and values of the tokens' audio; return q's shape."""
         ...
 
 
 class UnrotatedAttention(OpsModule):
-    """Projections of attention without rotation, as encoders and decoders since the first Transformer have them.
-
-    Keys have no bias, as in Whisper.
-    """
+    """Projections of attention without rotary positions. Keys have no bias, as in Whisper."""
 
     def __init__(self, config: ModelConfig, layer_id: int) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ _TEXT = {
     "model.text_model.": "model.",
     "model.decoder.": "model.",
 }
-"""Prefixes of text tensors in models that also read images, by transformers 4 and 5, or that read sound, and their
+"""Prefixes of text tensors in models that also read images, by transformers 4 and 5, or that read audio, and their
 replacement.
 """
 _CORRECTION = ".e_score_correction_bias"

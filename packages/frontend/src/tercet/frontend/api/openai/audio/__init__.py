@@ -1,1 +1,1 @@
-"""OpenAI's Audio API: transcriptions and translations of sound."""
+"""OpenAI's Audio API: transcriptions and translations of audio."""

@@ -21,11 +21,11 @@ from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import cancel_on_disconnect
 from tercet.frontend.manager.request import GenerateRequest, GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
-from tercet.frontend.media.sound_decoder import DecodedSound
+from tercet.frontend.media.audio_decoder import DecodedAudio
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
-from tercet.protocol.messages import sound
-from tercet.protocol.messages.sound import TranscriptTokens
+from tercet.protocol.messages import audio
+from tercet.protocol.messages.audio import TranscriptTokens
 from tercet.protocol.messages.values import LogprobParams
 
 MAX_FILE_BYTES = 26_214_400
@@ -38,7 +38,7 @@ AudioT = TypeVar("AudioT", TranscriptionRequest, TranslationRequest)
 
 
 class OpenAIServingAudio:
-    """OpenAI's endpoints for models that turn sound into text."""
+    """OpenAI's endpoints for models that turn audio into text."""
 
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
@@ -52,12 +52,12 @@ class OpenAIServingAudio:
         ]
 
     async def transcribe(self, request: Request) -> Response:
-        """Return the text of sound, in its language."""
+        """Return the text of audio, in its language."""
         body = await self._read(request, TranscriptionRequest)
         return await self._respond(request, body, "transcribe", body.language, stream=bool(body.stream))
 
     async def translate(self, request: Request) -> Response:
-        """Return the text of sound in English."""
+        """Return the text of audio in English."""
         return await self._respond(request, await self._read(request, TranslationRequest), "translate", None)
 
     async def _read(self, request: Request, schema: type[AudioT]) -> AudioT:
@@ -80,12 +80,12 @@ class OpenAIServingAudio:
         stream: bool = False,
     ) -> Response:
         model = await self._manager.adapters.model(body.model)
-        model.check_sound(given=True)
-        form = model.limits.sound
+        model.check_audio(given=True)
+        form = model.limits.audio
         assert form is not None
         code = _checked_language(language, task, form.tokens, model)
         before = await _before(body.prompt, form.tokens, model)
-        decoding = self._manager.sounds.decode(body.file, form.rate, form.samples, "file")
+        decoding = self._manager.audio.decode(body.file, form.rate, form.samples, "file")
         windows = await cancel_on_disconnect(request, decoding)
         ends = [samples / form.rate for samples in accumulate(len(each.samples) // _SAMPLE_BYTES for each in windows)]
         budget = request.app.state.body_budget
@@ -100,7 +100,7 @@ class OpenAIServingAudio:
             logprobs=LogprobParams() if body.response_format == "verbose_json" else None,
             param_names=_PARAMS,
         )
-        kind = sound.Transcript.TIMESTAMPS if body.has_segments else sound.Transcript.TEXT
+        kind = audio.Transcript.TIMESTAMPS if body.has_segments else audio.Transcript.TEXT
         work = [_request(model, prompt, options, window, kind) for window in windows]
         transcript = Transcript(
             task=task, format=body.response_format, language=code, temperature=body.temperature, ends=ends
@@ -109,10 +109,10 @@ class OpenAIServingAudio:
         media_type = MEDIA_TYPES[body.response_format]
         return await respond(request, self._manager, work, writer, stream=stream, media_type=media_type)
 
-    async def _detect(self, model: ServedModel, tokens: TranscriptTokens, window: DecodedSound) -> str:
+    async def _detect(self, model: ServedModel, tokens: TranscriptTokens, window: DecodedAudio) -> str:
         """Return the code of the language of a window. Raises ApiError."""
         options = GenerationOptions(sampling={"temperature": 0.0}, max_tokens=1, param_names=_PARAMS)
-        work = _request(model, [tokens.start], options, window, sound.Transcript.LANGUAGE)
+        work = _request(model, [tokens.start], options, window, audio.Transcript.LANGUAGE)
         generation = await self._manager.submit([work])
         try:
             async for _ in generation.arrivals():
@@ -142,11 +142,11 @@ def _checked_language(language: str | None, task: str, tokens: TranscriptTokens,
 
 
 async def _before(text: str | None, tokens: TranscriptTokens, model: ServedModel) -> list[int]:
-    """Return the tokens of the text before the sound, at most half of the context, and the token before these."""
+    """Return the tokens of the text before the audio, at most half of the context, and the token before these."""
     if not text or not text.strip():
         return []
     if tokens.previous is None:
-        raise UnsupportedParameterError("This model takes no text before the sound.", param="prompt")
+        raise UnsupportedParameterError("This model takes no text before the audio.", param="prompt")
     escaped = model.tokenizer.escape_special(f" {text.strip()}", param="prompt")
     ids = await model.tokenize(TextPrompt(escaped, add_special_tokens=False, param="prompt"), must_fit=False)
     return [tokens.previous, *ids[-(model.context // 2 - 1) :]]
@@ -164,12 +164,12 @@ def _request(
     model: ServedModel,
     prompt: list[int],
     options: GenerationOptions,
-    window: DecodedSound,
-    transcript: sound.Transcript,
+    window: DecodedAudio,
+    transcript: audio.Transcript,
 ) -> GenerateRequest:
     return GenerateRequest(
         model=model.base,
         prompt=TokenPrompt(prompt, param="file"),
         options=options,
-        sound=structs.replace(window, transcript=transcript),
+        audio=structs.replace(window, transcript=transcript),
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tercet.protocol.messages.sound import TranscriptTokens
+from tercet.protocol.messages.audio import TranscriptTokens
 
 
 class Segment(msgspec.Struct, frozen=True):

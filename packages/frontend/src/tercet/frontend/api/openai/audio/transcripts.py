@@ -15,7 +15,7 @@ from tercet.frontend.http.loop_turns import Steps
 from tercet.frontend.http.sse import event
 from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
 from tercet.frontend.model.served_model import ServedModel
-from tercet.protocol.messages.sound import SoundFormat
+from tercet.protocol.messages.audio import AudioFormat
 from tercet.protocol.messages.values import unpack_floats
 
 _FRAMES = 100
@@ -48,7 +48,7 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
 class TranscriptWriter:
     """Writer of transcripts, whose windows are the prompts of a generation. They may end in any order."""
 
-    def __init__(self, model: ServedModel, form: SoundFormat, transcript: Transcript) -> None:
+    def __init__(self, model: ServedModel, form: AudioFormat, transcript: Transcript) -> None:
         self._model = model
         self._form = form
         self._transcript = transcript

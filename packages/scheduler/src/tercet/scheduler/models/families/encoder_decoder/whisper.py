@@ -1,4 +1,4 @@
-"""Whisper: the decoder of transcripts, which attends to encoded sound."""
+"""Whisper: the decoder of transcripts, which attends to encoded audio."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from tercet.scheduler.models.audio import whisper
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import because, field_table
@@ -20,7 +21,6 @@ from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.layers import VocabParallelEmbedding
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.shard import Shard
-from tercet.scheduler.models.sound import whisper
 
 _EPS = 1e-5
 """Epsilon of all norms: that of torch."""
@@ -144,7 +144,7 @@ FAMILIES = (
         ),
         defaults=ConfigDefaults(tied=True),
         normalize=_normalize,
-        sound=whisper.sound_model,
+        audio=whisper.audio_model,
         adapt=_adapt,
         not_native="native kernels run no layers with cross-attention",
     ),

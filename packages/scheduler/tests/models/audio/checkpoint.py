@@ -16,7 +16,7 @@ TIMES = 1501
 
 
 def write_whisper(directory: Path, *, seconds: int = 30, several: bool = True, seed: int = 0, **sizes: Any) -> Path:
-    """Write a model that takes `seconds` of sound."""
+    """Write a model that takes `seconds` of audio."""
     directory.mkdir(parents=True, exist_ok=True)
     letters = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({letter: number for number, letter in enumerate(letters)}, []))

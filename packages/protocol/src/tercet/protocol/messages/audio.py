@@ -1,4 +1,4 @@
-"""Sound in requests: the form in which a model takes it, and the tokens of transcripts. Since 1.1."""
+"""Audio in requests: the form in which a model takes it, and the tokens of transcripts. Since 1.1."""
 
 from enum import StrEnum
 
@@ -25,7 +25,7 @@ class TranscriptTokens(msgspec.Struct, frozen=True, kw_only=True):
     timestamp_seconds: float
     """Time between two tokens of time."""
     previous: int | None = None
-    """Token before the text that precedes the sound."""
+    """Token before the text that precedes the audio."""
     transcribe: int | None = None
     """None for a model of one language, whose prompts name neither language nor task."""
     translate: int | None = None
@@ -33,8 +33,8 @@ class TranscriptTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Token of each language, by its code."""
 
 
-class SoundFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """Form of the sound that a model takes: int16 samples of one channel, little-endian."""
+class AudioFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """Form of the audio that a model takes: int16 samples of one channel, little-endian."""
 
     rate: int
     """Samples per second."""
@@ -43,8 +43,8 @@ class SoundFormat(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TranscriptTokens
 
 
-class SoundInput(msgspec.Struct, frozen=True, kw_only=True):
-    """Sound that a request is about, whose samples are a raw frame of the message."""
+class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
+    """Audio that a request is about, whose samples are a raw frame of the message."""
 
     sha256: bytes
     """Hash of the samples, 32 bytes."""

@@ -1,4 +1,4 @@
-"""The record of a model's sound: its form, the encoder, and the tokens that transcripts may have."""
+"""The record of a model's audio: its form, the encoder, and the tokens that transcripts may have."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tercet.protocol.messages.sound import SoundFormat
+from tercet.protocol.messages.audio import AudioFormat
 from tercet.scheduler.model_files import read_header, weight_files
 from tercet.scheduler.models.weights.weights import LoadProgress, check_fit, checkpoint_tensors, fill
 
@@ -19,7 +19,7 @@ _PARTS = ("model.encoder.", "encoder.")
 """Prefixes of the encoder's tensors in checkpoints of the whole model and of its base model."""
 
 
-class SoundEncoder(nn.Module):
+class AudioEncoder(nn.Module):
     """transformers' own modules: features of samples, and an encoder of features."""
 
     def __init__(self, encoder: nn.Module, features: Callable[..., Any], rate: int) -> None:
@@ -51,18 +51,18 @@ class TranscriptRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoundModel:
-    """Sound of a model."""
+class AudioModel:
+    """Audio of a model."""
 
-    form: SoundFormat
+    form: AudioFormat
     positions: int
     """Hidden states of the encoder, which cross-attention sees."""
     rules: TranscriptRules
-    build: Callable[[], SoundEncoder]
+    build: Callable[[], AudioEncoder]
     """Makes the encoder on torch's default device, without loaded weights."""
 
 
-def load_encoder(model: SoundModel, directory: Path, dtype: torch.dtype, device: torch.device) -> SoundEncoder:
+def load_encoder(model: AudioModel, directory: Path, dtype: torch.dtype, device: torch.device) -> AudioEncoder:
     """Return the encoder with the weights of a checkpoint. Raise ModelError for one that does not fit."""
     with torch.device("meta"):
         built = model.build().to(dtype).eval()

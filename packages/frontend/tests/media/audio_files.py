@@ -1,4 +1,4 @@
-"""Files of sound of all kinds, made with soundfile."""
+"""Files of audio of all kinds, made with soundfile."""
 
 import struct
 from io import BytesIO
@@ -23,9 +23,9 @@ def voice(seconds: float, rate: int = 16_000, channels: int = 1, seed: int = 0) 
 
 def saved(samples: Floats, rate: int = 16_000, kind: str = "WAV", subtype: str | None = None) -> bytes:
     file = BytesIO()
-    with soundfile.SoundFile(file, "w", rate, samples.shape[1], subtype, format=kind) as sound:
+    with soundfile.SoundFile(file, "w", rate, samples.shape[1], subtype, format=kind) as audio:
         for first in range(0, len(samples), 4096):  # one long write of Vorbis crashes libsndfile
-            sound.write(samples[first : first + 4096])
+            audio.write(samples[first : first + 4096])
     return file.getvalue()
 
 

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
-from packages.frontend.tests.media.sound_files import saved, voice
-from packages.scheduler.tests.models.sound.checkpoint import write_whisper
+from packages.frontend.tests.media.audio_files import saved, voice
+from packages.scheduler.tests.models.audio.checkpoint import write_whisper
 from tests.chaos.conftest import served
 from tests.chaos.parts import Parts, assert_nothing_is_left, watched
 from tests.server_process import Server
 
-HELPER = "tercet.frontend.media.sound_worker"
+HELPER = "tercet.frontend.media.audio_worker"
 FILES = [saved(voice(seconds, seed=seconds)) for seconds in (95, 5, 29, 40, 1, 62)]
 Texts = list[str]
 
@@ -25,7 +25,7 @@ Texts = list[str]
 @pytest.fixture(scope="module")
 def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yield a server of one part of each role, for a tiny random Whisper."""
-    yield from served(model=str(write_whisper(tmp_path_factory.mktemp("sound") / "hearing", max_target_positions=448)))
+    yield from served(model=str(write_whisper(tmp_path_factory.mktemp("audio") / "hearing", max_target_positions=448)))
 
 
 @pytest.fixture
@@ -84,11 +84,11 @@ async def test_every_transcription_goes_on(parts: Parts, clients: Clients, role:
 
 
 def helpers(parts: Parts) -> list[psutil.Process]:
-    """Return the processes that decode sound."""
+    """Return the processes that decode audio."""
     return [each for each in psutil.Process(parts.pids()["frontend-0"]).children() if HELPER in each.cmdline()]
 
 
-async def test_sound_is_decoded_again_after_the_death_of_a_helper(parts: Parts, clients: Clients) -> None:
+async def test_audio_is_decoded_again_after_the_death_of_a_helper(parts: Parts, clients: Clients) -> None:
     expected = await clients.texts()
     for idle in (found := helpers(parts)):
         idle.kill()

@@ -1,4 +1,4 @@
-"""Sound of Whisper: log-mel features of 30 s, and an encoder whose positions are 20 ms each."""
+"""Audio of Whisper: log-mel features of 30 s, and an encoder whose positions are 20 ms each."""
 
 import re
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from tercet.protocol.messages.sound import SoundFormat, TranscriptTokens
+from tercet.protocol.messages.audio import AudioFormat, TranscriptTokens
 from tercet.scheduler.model_files import ModelError, read_json, tokenizer_files
+from tercet.scheduler.models.audio.audio_model import AudioEncoder, AudioModel, TranscriptRules
 from tercet.scheduler.models.config.config_fields import Fields
-from tercet.scheduler.models.sound.sound_model import SoundEncoder, SoundModel, TranscriptRules
 from tercet.scheduler.tokenizer_files import added_token_texts
 
 _FILE, _COMMON_FILE = "preprocessor_config.json", "processor_config.json"
@@ -30,8 +30,8 @@ _ENCODER = (
 """Fields of config.json that shape the encoder."""
 
 
-def sound_model(directory: Path) -> SoundModel:
-    """Return the sound of the model in a directory. Raise ModelError for features that are not supported."""
+def audio_model(directory: Path) -> AudioModel:
+    """Return the audio of the model in a directory. Raise ModelError for features that are not supported."""
     config = read_json(directory / "config.json")
     generation_file = directory / "generation_config.json"
     generation = {**config, **(read_json(generation_file) if generation_file.is_file() else {})}
@@ -40,8 +40,8 @@ def sound_model(directory: Path) -> SoundModel:
     rate, hop = sizes["sampling_rate"], sizes["hop_length"]
     if sizes["chunk_length"] * rate != positions * _STRIDE * hop:
         raise ModelError(f"{_FILE}: chunk_length {sizes['chunk_length']} is not {positions} positions of config.json")
-    return SoundModel(
-        form=SoundFormat(
+    return AudioModel(
+        form=AudioFormat(
             rate=rate,
             samples=sizes["chunk_length"] * rate,
             tokens=_tokens(directory, config, generation, hop * _STRIDE / rate),
@@ -110,11 +110,11 @@ def _rules(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Transcri
     )
 
 
-def _build(config: Mapping[str, Any], sizes: Mapping[str, int]) -> SoundEncoder:
+def _build(config: Mapping[str, Any], sizes: Mapping[str, int]) -> AudioEncoder:
     from transformers import WhisperConfig, WhisperFeatureExtractor
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
     known = WhisperConfig(**{name: config[name] for name in _ENCODER if name in config})
     with torch.device("cpu"):
         features = WhisperFeatureExtractor(feature_size=known.num_mel_bins, **sizes)
-    return SoundEncoder(WhisperEncoder(known), features, sizes["sampling_rate"])
+    return AudioEncoder(WhisperEncoder(known), features, sizes["sampling_rate"])

@@ -1,4 +1,4 @@
-"""Sounds of a step: samples that frontends sent, keys and values of their encodings, and the place of each row's."""
+"""Audio of a step: samples that frontends sent, keys and values of their encodings, and the place of each row's."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
+from tercet.protocol.messages.audio import AudioFormat, AudioInput
 from tercet.protocol.messages.codec import Frame
-from tercet.protocol.messages.sound import SoundFormat, SoundInput
-from tercet.scheduler.core.places.loads import SoundCapacity, SoundLoad
+from tercet.scheduler.core.places.loads import AudioCapacity, AudioLoad
 from tercet.scheduler.core.plan import Row, SlotInit
 from tercet.scheduler.device.device_memory import available_bytes
 from tercet.scheduler.device.staging import Array, HostToDevice
@@ -18,46 +18,46 @@ from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.media.frame_store import FrameStore
 from tercet.scheduler.executor.sampling.slot_transcripts import SlotTranscripts, Tokens
 from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.audio.audio_model import AudioEncoder, AudioModel
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.cross_attention import CrossAttention
 from tercet.scheduler.models.layers.decoder import CausalLM
-from tercet.scheduler.models.sound.sound_model import SoundEncoder, SoundModel
 
 logger = logging.getLogger(__name__)
 
 MOST_SAMPLE_BYTES = 1 << 30
 """Samples of all held requests; further requests are refused."""
 _SHARE = 0.25
-"""Share of free memory for keys and values of encoded sounds."""
+"""Share of free memory for keys and values of encoded audio clips."""
 _SAMPLE_BYTES = 2
 
 
-class LoadedSound(NamedTuple):
-    """Sound of a loaded model, the encoder, and the decoder's layers that attend to its output."""
+class LoadedAudio(NamedTuple):
+    """Audio of a loaded model, the encoder, and the decoder's layers that attend to its output."""
 
-    model: SoundModel
-    encoder: SoundEncoder
+    model: AudioModel
+    encoder: AudioEncoder
     layers: Sequence[CrossAttention]
 
     @classmethod
-    def of(cls, model: SoundModel, encoder: SoundEncoder, decoder: CausalLM) -> "LoadedSound":
-        """Return the sound of a decoder."""
+    def of(cls, model: AudioModel, encoder: AudioEncoder, decoder: CausalLM) -> "LoadedAudio":
+        """Return the audio of a decoder."""
         return cls(model, encoder, [each for each in decoder.modules() if isinstance(each, CrossAttention)])
 
 
-class SoundStore(FrameStore):
-    """Samples of the sounds of requests."""
+class AudioStore(FrameStore):
+    """Samples of the audio clips of requests."""
 
-    def __init__(self, form: SoundFormat, most_bytes: int = MOST_SAMPLE_BYTES) -> None:
-        super().__init__("sounds", most_bytes)
+    def __init__(self, form: AudioFormat, most_bytes: int = MOST_SAMPLE_BYTES) -> None:
+        super().__init__("audio clips", most_bytes)
         self._longest = form.samples * _SAMPLE_BYTES
 
-    def add(self, sound: SoundInput, frames: Sequence[Frame]) -> str:
+    def add(self, audio: AudioInput, frames: Sequence[Frame]) -> str:
         """Keep the samples of a request. Return a fault, or an empty text."""
         size = memoryview(frames[0]).nbytes if len(frames) == 1 else 0
         if not 0 < size <= self._longest or size % _SAMPLE_BYTES:
             return "the samples do not fit the model"
-        return self.keep({sound.sha256: frames[0]})
+        return self.keep({audio.sha256: frames[0]})
 
     def samples(self, sha256: bytes) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
         """Return samples. Raise KeyError if they were never added or are dropped."""
@@ -65,7 +65,7 @@ class SoundStore(FrameStore):
 
 
 class CrossCache:
-    """Keys and values of encoded sounds, written once: each place is a run of pages of a pool of its own."""
+    """Keys and values of encoded audio clips, written once: each place is a run of pages of a pool of its own."""
 
     def __init__(
         self, options: WorkerOptions, config: ModelConfig, positions: int, layers: Sequence[int], device: torch.device
@@ -78,7 +78,7 @@ class CrossCache:
         place_bytes = self._pages * shape.page_bytes * len(layers)
         self.places = min(options.slots, int(available_bytes(device) * _SHARE) // place_bytes)
         if not self.places:
-            raise ValueError(f"a quarter of free memory does not hold an encoded sound of {place_bytes} bytes")
+            raise ValueError(f"a quarter of free memory does not hold an encoded clip of {place_bytes} bytes")
         group = KVGroup(name="cross", layers=dict.fromkeys(layers, shape), pages=self.places * self._pages)
         self.pool = KVPool([group], device)
         self._to_device = HostToDevice(device)
@@ -100,7 +100,7 @@ class CrossCache:
         self.pool.store(layer.layer_id, *layer.keys_values(hidden), slots)
 
     def plan(self, backend: AttentionBackend, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-        """Prepare a step whose tokens have sounds in these places. Each token is a row: it sees its whole sound."""
+        """Prepare a step whose tokens have audio in these places. Each token is a row: it sees its whole clip."""
         tokens = len(places)
         table = places[:, None] * self._pages + np.arange(self._pages)
         arrays = np.arange(tokens + 1), np.full(tokens, self.positions), table
@@ -129,13 +129,13 @@ class StepCross(NamedTuple):
         return self.backend.attend(q, *self.pool.layer(layer_id), params)
 
 
-class StepSounds:
-    """The place of each slot's sound. A slot without one, as in rehearsals, reads place 0."""
+class StepAudio:
+    """The place of each slot's audio. A slot without one, as in rehearsals, reads place 0."""
 
     def __init__(
         self,
-        loaded: LoadedSound,
-        memory: "SoundMemory",
+        loaded: LoadedAudio,
+        memory: "AudioMemory",
         backend: Callable[[], AttentionBackend],
         slots: int,
         device: torch.device,
@@ -147,19 +147,19 @@ class StepSounds:
         self._places = np.zeros(slots, dtype=np.int64)
         self._transcripts = SlotTranscripts(model.rules, model.form.tokens, slots, device)
 
-    def load(self, loads: Sequence[SoundLoad]) -> None:
-        """Encode sounds into their places, one by one."""
+    def load(self, loads: Sequence[AudioLoad]) -> None:
+        """Encode audio clips into their places, one by one."""
         for load in loads:
             self._encode(load.place, self._store.samples(load.sha256))
 
     def encode_blank(self) -> None:
-        """Encode a sound, for the memory that this takes."""
+        """Encode an audio clip, for the memory that this takes."""
         self._encode(0, np.zeros(self._loaded.model.form.samples, dtype=np.int16))
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
         """Note the places of choices that take slots."""
         for init in inits:
-            self._places[init.slot] = 0 if init.sound is None else init.sound.place
+            self._places[init.slot] = 0 if init.audio is None else init.audio.place
         self._transcripts.introduce(inits)
 
     def begin(self, rows: Sequence[Row]) -> StepCross:
@@ -178,21 +178,21 @@ class StepSounds:
             self._cache.store(place, layer, hidden)
 
 
-class SoundMemory(NamedTuple):
-    """Memory for the sounds of a model's requests, kept when its weights change."""
+class AudioMemory(NamedTuple):
+    """Memory for the audio clips of a model's requests, kept when its weights change."""
 
-    store: SoundStore
+    store: AudioStore
     cache: CrossCache
-    capacity: SoundCapacity
+    capacity: AudioCapacity
 
     @classmethod
     def of(
-        cls, loaded: LoadedSound | None, options: WorkerOptions, config: object, device: torch.device
-    ) -> "SoundMemory | None":
-        """Allocate the memory; None for a model that takes no sound."""
+        cls, loaded: LoadedAudio | None, options: WorkerOptions, config: object, device: torch.device
+    ) -> "AudioMemory | None":
+        """Allocate the memory; None for a model that takes no audio."""
         if loaded is None or not isinstance(config, ModelConfig):
             return None
         form, positions = loaded.model.form, loaded.model.positions
         cache = CrossCache(options, config, positions, [layer.layer_id for layer in loaded.layers], device)
-        logger.info("encoded sounds: places=%d memory=%.2f GiB", cache.places, cache.bytes / 2**30)
-        return cls(SoundStore(form), cache, SoundCapacity(form=form, places=cache.places, positions=positions))
+        logger.info("encoded audio clips: places=%d memory=%.2f GiB", cache.places, cache.bytes / 2**30)
+        return cls(AudioStore(form), cache, AudioCapacity(form=form, places=cache.places, positions=positions))

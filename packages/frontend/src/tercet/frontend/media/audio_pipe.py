@@ -1,9 +1,9 @@
-"""Messages between a frontend and its sound workers."""
+"""Messages between a frontend and its audio workers."""
 
 import msgspec
 
 
-class ReadSound(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ReadAudio(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Order to read a file: its answer is the first window. All windows together get `seconds` of processor time."""
 
     file: bytes
@@ -18,12 +18,12 @@ class ReadWindow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Order to read the next window of the same file."""
 
 
-class SoundWindow(msgspec.Struct, frozen=True, kw_only=True):
+class AudioWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an order: int16 samples, none after the last window, or the fault of the file."""
 
     samples: bytes = b""
     error: str = ""
 
 
-decode_order = msgspec.msgpack.Decoder(ReadSound | ReadWindow).decode
-decode_window = msgspec.msgpack.Decoder(SoundWindow).decode
+decode_order = msgspec.msgpack.Decoder(ReadAudio | ReadWindow).decode
+decode_window = msgspec.msgpack.Decoder(AudioWindow).decode

@@ -1,6 +1,6 @@
-"""`SoundDecoder`: files of sound as windows of samples, decoded in helper processes.
+"""`AudioDecoder`: files of audio as windows of samples, decoded in helper processes.
 
-No result is kept: otherwise the time of a request would show a client which sound others have sent.
+No result is kept: otherwise the time of a request would show a client which audio others have sent.
 """
 
 import asyncio
@@ -13,31 +13,31 @@ import msgspec
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.helper.pool import HelperPool
 from tercet.frontend.helper.process import HelperDiedError, HelperProcess
-from tercet.frontend.media.sound_pipe import ReadSound, ReadWindow, SoundWindow, decode_window
-from tercet.protocol.messages.sound import SoundInput, Transcript
+from tercet.frontend.media.audio_pipe import AudioWindow, ReadAudio, ReadWindow, decode_window
+from tercet.protocol.messages.audio import AudioInput, Transcript
 
-WORKER = "tercet.frontend.media.sound_worker"
+WORKER = "tercet.frontend.media.audio_worker"
 _PACKAGES = ("soundfile", "soxr")
 
 
-class DecodedSound(msgspec.Struct, frozen=True):
-    """Window of a sound: int16 samples of one channel, their SHA-256, and the kind of output that is wanted."""
+class DecodedAudio(msgspec.Struct, frozen=True):
+    """Window of an audio clip: int16 samples of one channel, their SHA-256, and the kind of output that is wanted."""
 
     samples: bytes
     sha256: bytes
     transcript: Transcript = Transcript.TEXT
 
     @property
-    def input(self) -> SoundInput:
+    def input(self) -> AudioInput:
         """Return the part of a message beside the samples."""
-        return SoundInput(sha256=self.sha256, transcript=self.transcript)
+        return AudioInput(sha256=self.sha256, transcript=self.transcript)
 
 
-class _SoundError(Exception):
-    """Fault of a file; the message completes "the sound is refused: "."""
+class _AudioError(Exception):
+    """Fault of a file; the message completes "the audio is refused: "."""
 
 
-class SoundDecoder:
+class AudioDecoder:
     """Pool of up to `workers` processes, started on demand. Files beyond `max_waiting` are refused.
 
     A file gets `seconds` of processor time.
@@ -45,7 +45,7 @@ class SoundDecoder:
 
     def __init__(self, workers: int = 2, max_waiting: int = 32, seconds: float = 60.0) -> None:
         self._seconds = seconds
-        self._pool = HelperPool([HelperProcess(WORKER) for _ in range(workers)], max_waiting, "sounds")
+        self._pool = HelperPool([HelperProcess(WORKER) for _ in range(workers)], max_waiting, "audio clips")
 
     @property
     def pids(self) -> list[int]:
@@ -54,23 +54,23 @@ class SoundDecoder:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def decode(self, file: bytes, rate: int, window: int, param: str) -> list[DecodedSound]:
-        """Return a sound in windows of at most `window` samples at `rate` per second. Raises ApiError."""
+    async def decode(self, file: bytes, rate: int, window: int, param: str) -> list[DecodedAudio]:
+        """Return an audio clip in windows of at most `window` samples at `rate` per second. Raises ApiError."""
         if not _has_packages():
             raise UnsupportedParameterError(
-                "This server decodes no sound: it was installed without tercet-frontend[media].", param=param
+                "This server decodes no audio: it was installed without tercet-frontend[media].", param=param
             )
-        order = ReadSound(file=file, rate=rate, window=window, seconds=self._seconds)
+        order = ReadAudio(file=file, rate=rate, window=window, seconds=self._seconds)
         try:
             windows = await self._pool.run(lambda helper: _windows(helper, order))
         except HelperDiedError as error:
             raise _refused(f"it takes too {error.why} to decode", param) from None
-        except _SoundError as error:
+        except _AudioError as error:
             raise _refused(str(error), param) from None
-        return [DecodedSound(each, await asyncio.to_thread(_sha256, each)) for each in windows]
+        return [DecodedAudio(each, await asyncio.to_thread(_sha256, each)) for each in windows]
 
 
-async def _windows(helper: HelperProcess, order: ReadSound) -> list[bytes]:
+async def _windows(helper: HelperProcess, order: ReadAudio) -> list[bytes]:
     """Return the windows of a file, one answer each, so that no copy of them all holds up the event loop."""
     windows = []
     window = await _ask(helper, order)
@@ -80,10 +80,10 @@ async def _windows(helper: HelperProcess, order: ReadSound) -> list[bytes]:
     return windows
 
 
-async def _ask(helper: HelperProcess, order: ReadSound | ReadWindow) -> SoundWindow:
+async def _ask(helper: HelperProcess, order: ReadAudio | ReadWindow) -> AudioWindow:
     window = decode_window(await helper.ask(order))
     if window.error:
-        raise _SoundError(window.error)
+        raise _AudioError(window.error)
     return window
 
 
@@ -97,4 +97,4 @@ def _has_packages() -> bool:
 
 
 def _refused(why: str, param: str) -> BadRequestError:
-    return BadRequestError(f"The sound is refused: {why}.", param=param, code="invalid_audio")
+    return BadRequestError(f"The audio is refused: {why}.", param=param, code="invalid_audio")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.generation import logits_process
 
-from tercet.protocol.messages.sound import Transcript
+from tercet.protocol.messages.audio import Transcript
 
 
 class WhisperReference:

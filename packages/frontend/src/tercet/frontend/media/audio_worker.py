@@ -1,6 +1,6 @@
-"""`python -m tercet.frontend.media.sound_worker`: a killable process that decodes clients' sound with libsndfile.
+"""`python -m tercet.frontend.media.audio_worker`: a killable process that decodes clients' audio with libsndfile.
 
-Errors complete "the sound is refused: ". The process ends when its input ends.
+Errors complete "the audio is refused: ". The process ends when its input ends.
 """
 
 import os
@@ -15,10 +15,10 @@ import soxr
 
 from tercet.frontend.helper.limits import detach, limit_memory, processor_time
 from tercet.frontend.helper.pipe import encode_frame, read_frame
-from tercet.frontend.media.sound_pipe import ReadSound, SoundWindow, decode_order
+from tercet.frontend.media.audio_pipe import AudioWindow, ReadAudio, decode_order
 
 MAX_SECONDS = 7200
-"""Maximum length of a sound: 25 MB are less than that in most formats, and silence is days."""
+"""Maximum length of an audio clip: 25 MB are less than that in most formats, and silence is days."""
 MAX_CHANNELS = 8
 RATES = range(1000, 384_001)
 MEMORY = 256 * 1024 * 1024
@@ -38,7 +38,7 @@ Samples = np.ndarray[tuple[int], np.dtype[np.int16]]
 
 
 class _RefusedError(Exception):
-    """Sound that is not decoded; the message is for the client."""
+    """Audio that is not decoded; the message is for the client."""
 
 
 def main() -> None:
@@ -50,8 +50,8 @@ def main() -> None:
     windows: Iterator[Samples] = iter(())
     left = 0.0
     while (data := read_frame(source)) is not None:
-        if isinstance(order := decode_order(data), ReadSound):
-            windows, left = sound_windows(order), order.seconds
+        if isinstance(order := decode_order(data), ReadAudio):
+            windows, left = audio_windows(order), order.seconds
         began = time.process_time()
         with processor_time(left):
             result = _next(windows)
@@ -68,19 +68,19 @@ def _silence_libraries() -> None:
     os.close(null)
 
 
-def _next(windows: Iterator[Samples]) -> SoundWindow:
+def _next(windows: Iterator[Samples]) -> AudioWindow:
     try:
         window = next(windows, None)
-        return SoundWindow(samples=b"" if window is None else window.tobytes())
+        return AudioWindow(samples=b"" if window is None else window.tobytes())
     except _RefusedError as error:
-        return SoundWindow(error=str(error))
+        return AudioWindow(error=str(error))
     except MemoryError:
-        return SoundWindow(error="it takes too much memory to decode")
+        return AudioWindow(error="it takes too much memory to decode")
     except Exception as error:  # soundfile raises several types for damaged files
-        return SoundWindow(error=f"it is damaged ({type(error).__name__})")
+        return AudioWindow(error=f"it is damaged ({type(error).__name__})")
 
 
-def sound_windows(order: ReadSound) -> Iterator[Samples]:
+def audio_windows(order: ReadAudio) -> Iterator[Samples]:
     """Yield the windows of a file, all channels mixed, at the order's rate. Raises _RefusedError.
 
     A rest after the last whole window that is shorter than a moment is left out.
@@ -101,22 +101,22 @@ def sound_windows(order: ReadSound) -> Iterator[Samples]:
 
 
 def _open(file: bytes) -> soundfile.SoundFile:
-    """Read the header of a file, and refuse too long a sound before it is decoded."""
+    """Read the header of a file, and refuse too long an audio clip before it is decoded."""
     file = file[_tag_bytes(file) :]
     if not file.startswith(_STARTS) and int.from_bytes(file[:2], "big") & _MP3_SYNC != _MP3_SYNC:
         raise _RefusedError("it is none of WAV, FLAC, OGG, MP3")
-    sound = soundfile.SoundFile(BytesIO(file))
-    if sound.channels > MAX_CHANNELS:
-        raise _RefusedError(f"it has {sound.channels} channels, and at most {MAX_CHANNELS} are mixed")
-    if sound.samplerate not in RATES:
-        raise _RefusedError(f"it has {sound.samplerate} samples a second, not {RATES.start} to {RATES.stop - 1}")
-    if (seconds := sound.frames / sound.samplerate) > MAX_SECONDS:
+    audio = soundfile.SoundFile(BytesIO(file))
+    if audio.channels > MAX_CHANNELS:
+        raise _RefusedError(f"it has {audio.channels} channels, and at most {MAX_CHANNELS} are mixed")
+    if audio.samplerate not in RATES:
+        raise _RefusedError(f"it has {audio.samplerate} samples a second, not {RATES.start} to {RATES.stop - 1}")
+    if (seconds := audio.frames / audio.samplerate) > MAX_SECONDS:
         raise _RefusedError(f"it has {seconds:.0f} s, and at most {MAX_SECONDS} are read")
-    return sound
+    return audio
 
 
 def _tag_bytes(file: bytes) -> int:
-    """Return the length of an ID3v2 tag before the sound, which has seven bits of it in each of four bytes."""
+    """Return the length of an ID3v2 tag before the audio, which has seven bits of it in each of four bytes."""
     if not file.startswith(b"ID3") or len(file) < _ID3_HEADER:
         return 0
     length = 0

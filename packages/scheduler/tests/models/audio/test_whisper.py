@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packages.scheduler.tests.models.sound.checkpoint import write_whisper
-from packages.scheduler.tests.models.sound.reference import WhisperReference
+from packages.scheduler.tests.models.audio.checkpoint import write_whisper
+from packages.scheduler.tests.models.audio.reference import WhisperReference
+from tercet.protocol.messages.audio import AudioInput, Transcript
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
-from tercet.protocol.messages.sound import SoundInput, Transcript
 from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.executor.media import sounds
+from tercet.scheduler.executor.media import audio
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.sound.whisper import sound_model
+from tercet.scheduler.models.audio.whisper import audio_model
 from tercet.scheduler.testing import Driver, request
 
 ANSWER = 24
@@ -39,7 +39,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @cache
 def samples(name: str) -> bytes:
-    """Return sound of a length, silence for none."""
+    """Return audio of a length, silence for none."""
     random = np.random.default_rng(len(name))
     count = round(16_000 * SECONDS[name])
     loudness = 3000 * np.abs(np.sin(np.arange(count) / 4000))
@@ -54,8 +54,8 @@ class Run:
         self.worker = TpModelWorker(WorkerOptions(model=directory, **(made | options)))
         core = CoreConfig(**{"token_budget": 512, **config})
         self.driver = Driver(self.worker.capacity, core, executor=self.worker, overlap=overlap)
-        assert self.worker.capacity.sound is not None
-        self.tokens = self.worker.capacity.sound.form.tokens
+        assert self.worker.capacity.audio is not None
+        self.tokens = self.worker.capacity.audio.form.tokens
 
     def prompt(self, kind: Transcript, language: str = "de", task: str = "transcribe") -> list[int]:
         tokens = self.tokens
@@ -66,11 +66,11 @@ class Run:
 
     def send(self, rid: str, name: str, kind: Transcript = TEXT, **more: Any) -> TokenizedGenerateReqInput:
         data = samples(name)
-        sound = SoundInput(sha256=hashlib.sha256(data).digest(), transcript=kind)
+        audio = AudioInput(sha256=hashlib.sha256(data).digest(), transcript=kind)
         given = {"max_new_tokens": 1 if kind is LANGUAGE else ANSWER, "temperature": 0.0}
-        asked = request(rid, self.prompt(kind), sound=sound, **(given | more))
-        assert self.worker.sounds is not None
-        assert self.worker.sounds.add(sound, [data]) == ""
+        asked = request(rid, self.prompt(kind), audio=audio, **(given | more))
+        assert self.worker.audio is not None
+        assert self.worker.audio.add(audio, [data]) == ""
         self.driver.send(asked)
         return asked
 
@@ -85,7 +85,7 @@ class Run:
 
 
 class Reference(WhisperReference):
-    """Answers to the sounds of these tests."""
+    """Answers to the audio clips of these tests."""
 
     def of(self, name: str, kind: Transcript, prompt: Sequence[int]) -> list[int]:
         return self.answer(samples(name), kind, prompt, ANSWER)
@@ -105,7 +105,7 @@ def test_answers_equal_those_of_transformers(directory: Path, reference: Referen
     run = Run(directory, overlap=overlap, attention_backend=backend)
     expected = [reference.of(name, kind, run.prompt(kind)) for name, kind in ALL]
     assert run.answers(ALL) == expected
-    assert len({tuple(each) for each in expected}) > len(SECONDS) + 2, "sounds and kinds differ"
+    assert len({tuple(each) for each in expected}) > len(SECONDS) + 2, "audio clips and kinds differ"
     assert [run.answers([each])[0] for each in ALL[:4]] == expected[:4], "and one by one"
 
 
@@ -126,7 +126,7 @@ def test_choices_of_one_request_are_equal(directory: Path, reference: Reference)
     run.driver.run()
     expected = reference.of("full", TIMESTAMPS, run.prompt(TIMESTAMPS))
     assert run.driver.output["r", 0] == run.driver.output["r", 1] == expected
-    assert sum(len(plan.sounds) for plan in run.driver.plans) == 1
+    assert sum(len(plan.audio) for plan in run.driver.plans) == 1
 
 
 def test_retracted_choices_go_on(directory: Path, reference: Reference) -> None:
@@ -147,20 +147,20 @@ def test_resumed_choices_go_on(directory: Path, reference: Reference) -> None:
     assert run.driver.output["r", 0] == expected
 
 
-def test_sounds_take_turns_at_few_places(
+def test_audio_clips_take_turns_at_few_places(
     directory: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sounds, "available_bytes", lambda _: 4 * 60_000)
+    monkeypatch.setattr(audio, "available_bytes", lambda _: 4 * 60_000)
     run = Run(directory)
-    assert run.worker.capacity.sound is not None
-    assert run.worker.capacity.sound.places in (1, 2)
+    assert run.worker.capacity.audio is not None
+    assert run.worker.capacity.audio.places in (1, 2)
     wanted = [(name, TEXT) for name in SECONDS]
     assert run.answers(wanted) == [reference.of(name, kind, run.prompt(kind)) for name, kind in wanted]
 
 
 def test_no_place_is_no_model(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sounds, "available_bytes", lambda _: 1000)
-    with pytest.raises(ValueError, match="does not hold an encoded sound"):
+    monkeypatch.setattr(audio, "available_bytes", lambda _: 1000)
+    with pytest.raises(ValueError, match="does not hold an encoded clip"):
         Run(directory)
 
 
@@ -196,16 +196,16 @@ def test_unsupported_files_are_refused(tmp_path: Path, file: str, fields: Mappin
     change(tmp_path / "config.json", eos_token_id=None)
     change(tmp_path / file, **fields)
     with pytest.raises(ModelError, match=fault):
-        sound_model(tmp_path)
+        audio_model(tmp_path)
 
 
 def test_files_of_transformers_5_are_read(tmp_path: Path) -> None:
     write_whisper(tmp_path, seconds=2)
-    known = sound_model(tmp_path).form
+    known = audio_model(tmp_path).form
     features = json.loads((tmp_path / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": features}))
-    assert sound_model(tmp_path).form == known
+    assert audio_model(tmp_path).form == known
 
 
 def test_an_encoder_that_lacks_tensors_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Encoders of audio, for models that turn it into text."""

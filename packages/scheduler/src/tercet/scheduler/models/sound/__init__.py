@@ -1,1 +1,0 @@
-"""Encoders of sound, for models that turn it into text."""
