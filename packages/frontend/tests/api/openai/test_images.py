@@ -1,6 +1,5 @@
 """Images in chat messages reach schedulers as arrays, in their places among the tokens."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -14,8 +13,8 @@ from tokenizers import Tokenizer
 pytest.importorskip("PIL")
 
 from packages.frontend.tests.media.image_files import data_url, noise, saved
+from packages.frontend.tests.media.resending import sent_twice
 from packages.frontend.tests.media.seeing import image, seeing, text, user
-from packages.frontend.tests.polling import until
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.values import ModelLimits, unpack_ints
 
@@ -72,19 +71,9 @@ async def test_images_travel_with_their_places(
 
 
 async def test_a_request_is_sent_again_with_its_images(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
-    engine.auto = False
     body = {"model": "tiny", "messages": [user(image(CAT))], "max_tokens": 4}
-    asked = asyncio.create_task(http_of(served).post("/v1/chat/completions", json=body))
-    await until(lambda: len(engine.requests()) == 1)
-    engine.scheduler_up("scheduler-1")
-    engine.down("scheduler-0")
-    await until(lambda: len(engine.requests()) == 2)
-    for _ in range(5):
-        engine.step()
-    assert (await asked).status_code == 200
-    first, again = engine.requests()[:2]
-    assert (again.images, again.attempt) == (first.images, 1)
-    assert engine.frames[0] == engine.frames[1]
+    first, again = await sent_twice(engine, http_of(served).post("/v1/chat/completions", json=body))
+    assert again.images == first.images
 
 
 async def test_schedulers_that_take_no_images_get_none(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:

@@ -1,6 +1,5 @@
 """Audio in forms reaches schedulers as samples, and transcripts come back in all formats."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -18,7 +17,7 @@ pytest.importorskip("soxr")
 
 from packages.frontend.tests.media.audio_files import saved, voice
 from packages.frontend.tests.media.hearing import FORM, TOKENS, hearing
-from packages.frontend.tests.polling import until
+from packages.frontend.tests.media.resending import sent_twice
 from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.api.openai.audio import routes
 from tercet.frontend.api.openai.audio.schema import TranscriptionRequest, TranslationRequest
@@ -108,18 +107,8 @@ async def test_the_text_before_the_audio_is_text(served: Served, engine: FakeEng
 
 
 async def test_a_request_is_sent_again_with_its_audio(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
-    engine.auto = False
-    asked = asyncio.create_task(post(http_of(served)))
-    await until(lambda: len(engine.requests()) == 1)
-    engine.scheduler_up("scheduler-1")
-    engine.down("scheduler-0")
-    await until(lambda: len(engine.requests()) == 2)
-    for _ in range(5):
-        engine.step()
-    assert (await asked).status_code == 200
-    first, again = engine.requests()[:2]
-    assert (again.audio, again.attempt) == (first.audio, 1)
-    assert engine.frames[0] == engine.frames[1]
+    first, again = await sent_twice(engine, post(http_of(served)))
+    assert again.audio == first.audio
 
 
 async def test_schedulers_that_take_no_audio_get_none(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
