@@ -106,7 +106,7 @@ async def test_heavy_bodies_are_parsed_and_validated_in_turns() -> None:
     turns = request.app.state.loop_turns
     turns._busy = True  # a turn of another task that has not ended
     reading = asyncio.ensure_future(read_model(request, CompletionRequest, LIMIT))
-    for _ in range(10):
+    for _ in range(100):  # the steps before it may fit into a slice, or wait as well
         await asyncio.sleep(0)
     assert turns.waiting == 1
     turns._give_next()

@@ -1,12 +1,14 @@
-"""Error bodies in Anthropic's format, and the choice between the formats of the two APIs."""
+"""Error responses, Anthropic's form of their bodies, and the choice between the formats of the two APIs."""
 
 import re
 
 import orjson
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import Scope
 
 from tercet.frontend.errors import ApiError, ContextLengthExceededError
+from tercet.frontend.http.request_id import request_id_of
 
 ANTHROPIC_ROUTES = "/v1/messages"
 """Prefix of the routes that answer in Anthropic's format."""
@@ -36,6 +38,12 @@ def uses_anthropic_format(scope: Scope) -> bool:
         return True
     may_be = ROUTE not in scope or path.startswith(_SHARED_ROUTES)
     return may_be and "anthropic-version" in Headers(scope=scope)
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """Return the response for an error, in the format of the client's API."""
+    body = anthropic_error(error, request_id_of(scope)) if uses_anthropic_format(scope) else error.body()
+    return Response(body, error.status, error.headers(), media_type="application/json")
 
 
 def anthropic_error(error: ApiError, request_id: str) -> bytes:

@@ -105,17 +105,19 @@ class LoopPlaces:
     """Places for small pieces of work of one kind in an iteration of the event loop; API keys rotate.
 
     An iteration handles everything that has arrived. Without places, a client that sends a thousand small requests at a
-    time would make one long iteration, for which the streams of others wait.
+    time would make one long iteration, for which the streams of others wait. With `rest`, places that were taken are
+    free again after so many seconds instead of in the next iteration.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rest: float = 0.0) -> None:
+        self._rest = rest
         self._left = MOST_PLACES
         self._waiting = RoundRobinQueue()
 
     async def wait(self, owner: str) -> None:
         """Wait until the loop has a place."""
         if self._left == MOST_PLACES:
-            asyncio.get_running_loop().call_soon(self._renew)  # runs in the next iteration
+            self._renew_later()
         if not self._left or len(self._waiting):
             await self._waiting.join(owner)
         else:
@@ -126,7 +128,10 @@ class LoopPlaces:
         while self._left and self._waiting.next():
             self._left -= 1
         if self._left < MOST_PLACES:
-            asyncio.get_running_loop().call_soon(self._renew)
+            self._renew_later()
+
+    def _renew_later(self) -> None:
+        asyncio.get_running_loop().call_later(self._rest, self._renew)  # without a rest in the next iteration
 
 
 def turns_of(request: Request) -> LoopTurns:

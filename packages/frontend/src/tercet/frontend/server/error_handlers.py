@@ -16,9 +16,9 @@ from tercet.frontend.errors import (
     PayloadTooLargeError,
     ServerError,
 )
+from tercet.frontend.http.error_format import error_response
 from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.sse import ClientDisconnectedError
-from tercet.frontend.server.middleware import error_response
 
 logger = logging.getLogger(__name__)
 

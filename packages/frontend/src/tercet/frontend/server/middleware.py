@@ -8,16 +8,15 @@ from collections import Counter
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
-from tercet.frontend.http.auth import Caller, Keys, has_key, set_caller
+from tercet.frontend.http.auth import Caller, Keys, caller_in, has_key, set_caller
 from tercet.frontend.http.backpressure import BackpressuredSend
-from tercet.frontend.http.error_format import ROUTE, anthropic_error, uses_anthropic_format
+from tercet.frontend.http.error_format import ROUTE, error_response, uses_anthropic_format
 from tercet.frontend.http.loop_turns import LoopPlaces
 from tercet.frontend.http.memory_budget import MemoryBudget, hold_reservations
-from tercet.frontend.http.request_id import assign_request_id, request_id_of
+from tercet.frontend.http.request_id import assign_request_id
 from tercet.frontend.http.sse import ClientDisconnectedError
 from tercet.frontend.manager.counters import Exchange
 from tercet.frontend.server.allowed_hosts import AllowedHosts
@@ -28,6 +27,8 @@ OPEN_ROUTES = frozenset({"/health", "/live"})
 _OTHER = "other"
 _NO_KEY = "No API key provided: send it as 'Authorization: Bearer KEY'."
 _WRONG_KEY = "Incorrect API key provided."
+REFUSAL_REST = 0.02
+"""Seconds in which at most `MOST_PLACES` requests are refused: a client that retries at once waits for its refusal."""
 
 
 class RequestMiddleware:
@@ -54,6 +55,7 @@ class RequestMiddleware:
         self._budget = budget
         self._hosts = hosts
         self._starts = LoopPlaces()
+        self._refusals = LoopPlaces(REFUSAL_REST)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -69,6 +71,8 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             nonlocal started, ended
             if message["type"] == "http.response.start":
+                if 400 <= message["status"] < 500:
+                    await self._refusals.wait(caller_in(scope).owner)
                 started = True
                 self._exchanges[_exchange(scope, message["status"])] += 1
                 response_headers = MutableHeaders(scope=message)
@@ -129,9 +133,3 @@ def _exchange(scope: Scope, status: int) -> Exchange:
     """
     route = scope.get(ROUTE)
     return Exchange(scope["method"], route, status) if route else Exchange(_OTHER, _OTHER, status)
-
-
-def error_response(error: ApiError, scope: Scope) -> Response:
-    """Return the response for an error, in the format of the client's API."""
-    body = anthropic_error(error, request_id_of(scope)) if uses_anthropic_format(scope) else error.body()
-    return Response(body, error.status, error.headers(), media_type="application/json")
