@@ -32,11 +32,11 @@ class FaultInjection:
 
     async def run(self, jobs: Sequence[Job], chance: random.Random) -> list[Outcome]:
         """Run the jobs, and inject the fault in the middle."""
-        events = sum(job.tokens * job.n for job in jobs if job.streamed)
-        return await self.load.run(jobs, lambda: self._inject(chance.randrange(events // 8, events // 2)))
+        tokens = sum(job.length * job.n for job in jobs if job.streamed)
+        return await self.load.run(jobs, lambda: self._inject(chance.randrange(tokens // 8, tokens // 2)))
 
-    async def _inject(self, events: int) -> None:
-        await self.load.until(lambda: self.load.events >= events and self._others_serve())
+    async def _inject(self, tokens: int) -> None:
+        await self.load.until(lambda: self.load.tokens >= tokens and self._others_serve())
         self.name = self.parts.busiest(self.role)
         self.injected_at = time.monotonic()
         await self._apply()

@@ -142,6 +142,10 @@ class Outcome:
     def finished(self) -> bool:
         return bool(self.ended) and not self.error
 
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.ids.values()))
+
     def under_way(self, moment: float) -> bool:
         """Return whether the stream was running at that time."""
         return bool(self.arrivals) and self.arrivals[0] < moment < self.arrivals[-1]
@@ -188,8 +192,8 @@ class Load:
         self._clients = clients
         self._limits = httpx2.Limits(max_keepalive_connections=None if kept else 0)
         self.outcomes: list[Outcome] = []
-        self.events = 0
-        """Events of all streams."""
+        self.tokens = 0
+        """Tokens of all streams."""
         self._over = self._enough = False
         self._moved = asyncio.Condition()
 
@@ -263,9 +267,10 @@ class Load:
                     outcome.error = answer["error"]["message"]
                     continue
                 outcome.arrivals.append(time.monotonic())
+                known = outcome.tokens
                 outcome.take(answer)
                 async with self._moved:
-                    self.events += 1
+                    self.tokens += outcome.tokens - known
                     self._moved.notify_all()
         if not done and not outcome.error:
             outcome.error = "the stream ended without [DONE]"

@@ -237,9 +237,9 @@ def test_a_whole_load_goes_through_a_cut_of_ten_seconds(
     jobs, chance = shuffled(FULL, seed), random.Random(seed)
     moment = 0.0
 
-    async def cut_once(load: Load, events: int) -> None:
+    async def cut_once(load: Load, tokens: int) -> None:
         nonlocal moment
-        await load.until(lambda: load.events >= events)
+        await load.until(lambda: load.tokens >= tokens)
         network.cut(host, "frontend")
         moment = time.monotonic()
         await asyncio.sleep(10.0)
@@ -247,8 +247,8 @@ def test_a_whole_load_goes_through_a_cut_of_ten_seconds(
 
     async def run() -> tuple[list[Outcome], Verdict]:
         expected = await references.of(url, jobs)
-        load, events = Load(url), sum(job.tokens * job.n for job in jobs if job.streamed)
-        outcomes = await load.run(jobs, lambda: cut_once(load, chance.randrange(events // 8, events // 2)))
+        load, tokens = Load(url), sum(job.length * job.n for job in jobs if job.streamed)
+        outcomes = await load.run(jobs, lambda: cut_once(load, chance.randrange(tokens // 8, tokens // 2)))
         return outcomes, OutputCheck(url, expected).compare(outcomes)
 
     before = server.info()["requests_resumed_and_finished"]

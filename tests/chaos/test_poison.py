@@ -20,7 +20,7 @@ async def test_a_poison_request_ends_after_three_crashes_and_others_finish(
     answers: list[httpx2.Response] = []
 
     async def poison() -> None:
-        await load.until(lambda: load.events > 200)
+        await load.until(lambda: load.tokens > 200)
         body = {"input_ids": POISON, "sampling_params": {"max_new_tokens": 8}}
         async with httpx2.AsyncClient(base_url=crashing.url, timeout=120) as client:
             answers.append(await client.post("/generate", json=body))

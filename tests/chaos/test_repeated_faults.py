@@ -28,8 +28,8 @@ async def test_kills_at_random_cost_no_request(double: Parts, references: Refere
 
     async def inject_faults() -> None:
         for _ in range(kills):
-            events = load.events + chance.randrange(20, 200)
-            await load.until(lambda: load.events >= events)  # noqa: B023
+            tokens = load.tokens + chance.randrange(20, 200)
+            await load.until(lambda: load.tokens >= tokens)  # noqa: B023
             name = chance.choice([*double.of("scheduler"), *double.of("detokenizer")])
             restarts.append(await double.replaced(name, double.signal(name, signal.SIGKILL)))
 
@@ -61,8 +61,8 @@ async def test_every_part_can_be_restarted_in_turn(
 
     async def roll() -> None:
         for name in double.names * rounds or [name for name in double.names if name.endswith("-0")]:
-            events = load.events + 100
-            await load.until(lambda: load.events >= events)  # noqa: B023
+            tokens = load.tokens + 100
+            await load.until(lambda: load.tokens >= tokens)  # noqa: B023
             restarts[name] = await double.replaced(name, double.signal(name, signal.SIGTERM))
 
     outcomes = await load.run_while(JOBS, roll)
@@ -96,8 +96,8 @@ async def test_clients_that_keep_their_connections_notice_no_restart(
         end = time.monotonic() + seconds
         while not restarts or time.monotonic() < end:
             for name in [part for role in roles for part in double.of(role)] if seconds else double.of(*roles)[:1]:
-                events = load.events + 50
-                await load.until(lambda: load.events >= events)  # noqa: B023
+                tokens = load.tokens + 50
+                await load.until(lambda: load.tokens >= tokens)  # noqa: B023
                 restarts.append(await double.replaced(name, double.signal(name, signal.SIGTERM)))
 
     outcomes = await load.run_while(jobs, roll)
