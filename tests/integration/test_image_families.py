@@ -84,7 +84,7 @@ def test_texts_of_images_equal_those_of_transformers(run: Run, family: Family) -
 @of_each_tower
 def test_prefix_hits_before_inside_and_after_an_image_change_no_answer(run: Run, reference: Reference) -> None:
     encoded: list[int] = []
-    run.worker._runner._images._tower.register_forward_hook(lambda *_: encoded.append(1))  # type: ignore[union-attr]
+    run.worker._runner._media._images._tower.register_forward_hook(lambda *_: encoded.append(1))  # type: ignore[union-attr]
     before, after = words(14, 10), words(6, 11)
     chats: list[Parts] = [
         [before, "odd", after],

@@ -27,7 +27,7 @@ from tools.attacks.victim import Service, watch
 if TYPE_CHECKING:
     from tests.server_process import Server
 
-MODULES = ("controls", "bodies", "answers", "stores", "grammars", "prompts")
+MODULES = ("controls", "bodies", "answers", "stores", "grammars", "prompts", "media")
 _HERE = Path(__file__).parents[2]
 _ATTACKER, _VICTIM = "key-of-the-attacker", "key-of-the-victim"
 _IDLE_SECONDS = 3.0

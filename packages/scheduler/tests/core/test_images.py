@@ -16,7 +16,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.images import ImageNumbers, PromptImages
 from tercet.scheduler.core.plan import CacheGroup
 from tercet.scheduler.core.window_pages import window_pages
-from tercet.scheduler.testing import Driver, request, small_capacity
+from tercet.scheduler.testing import Driver, FakeExecutor, request, small_capacity
 
 IMAGE, TOKENS = 49, 6
 SIZE = {"height": 2, "width": 3}
@@ -25,16 +25,25 @@ CAT, DOG, BIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 
 
 def driver(
-    *, whole: bool = True, budget: int = 64, overlap: int = 0, pages: int = 64, window: int = 0, **config: Any
+    *,
+    whole: bool = True,
+    budget: int = 64,
+    overlap: int = 0,
+    pages: int = 64,
+    window: int = 0,
+    snapshots: int | None = None,
+    encode_steps: int = 1,
+    **config: Any,
 ) -> Driver:
     """Return a scheduler; with a window, its window pages are the fewest that serve a choice."""
-    capacity = small_capacity(pages=pages, images=FORM, whole_images=whole)
+    capacity = small_capacity(pages=pages, images=FORM, whole_images=whole, snapshots=snapshots)
     if window:
         most = max(budget, capacity.slots) + capacity.excess_tokens
         least = window_pages(window, capacity.page_size, 1, most)
         groups = [CacheGroup("full", pages), CacheGroup("window", least, window)]
         capacity = msgspec.structs.replace(capacity, groups=groups)
-    return Driver(capacity, CoreConfig(token_budget=budget, **config), overlap=overlap)
+    executor = FakeExecutor(capacity, encode_steps=encode_steps)
+    return Driver(capacity, CoreConfig(token_budget=budget, **config), overlap=overlap, executor=executor)
 
 
 def shown(rid: str, parts: Sequence[int | bytes], **more: Any) -> TokenizedGenerateReqInput:
@@ -124,6 +133,8 @@ parts = st.lists(st.sampled_from([1, 2, 3, CAT, DOG, BIRD]), min_size=1, max_siz
     whole=st.booleans(),
     draft_rows=st.sampled_from([0, 16]),
     window=st.sampled_from([0, 3, 8]),
+    snapshots=st.sampled_from([None, 12]),
+    encode_steps=st.integers(1, 3),
 )
 def test_any_mix_of_images_and_text_gets_its_own_answers(
     prompts: list[tuple[list[int | bytes], str, int]],
@@ -133,8 +144,19 @@ def test_any_mix_of_images_and_text_gets_its_own_answers(
     whole: bool,
     draft_rows: int,
     window: int,
+    snapshots: int | None,
+    encode_steps: int,
 ) -> None:
-    core = driver(whole=whole, budget=budget, overlap=overlap, pages=pages, draft_rows=draft_rows, window=window)
+    core = driver(
+        whole=whole,
+        budget=budget,
+        overlap=overlap,
+        pages=pages,
+        draft_rows=draft_rows,
+        window=0 if snapshots else window,
+        snapshots=snapshots,
+        encode_steps=encode_steps,
+    )
     requests = [shown(f"r{i}", each, salt=salt, n=n) for i, (each, salt, n) in enumerate(prompts)]
     run(core, *requests, request("text", [1, 2, 3], max_new_tokens=9, ignore_eos=True))
     run(core, *[shown(f"again{i}", each, salt=salt, n=n) for i, (each, salt, n) in enumerate(prompts)])

@@ -12,9 +12,9 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.protocol.messages.values import Logprobs, SamplingParams, pack_ints, unpack_floats, unpack_ints
 from tercet.scheduler.core.plan import PageCopy, PageUpdate, Plan, Row, SlotInit, StepResult
-from tercet.scheduler.executor import model_runner
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.sampling import prompt_scorer
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 31, 24, 4, 2, 6
 PAGE, PAGES, SLOTS, CONTEXT = 4, 40, 6, 64
@@ -277,7 +277,7 @@ def entries(given: Logprobs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("chunks", [[11], [3, 4, 4], [10, 1]])
 def test_prompt_logprobs_over_chunks(model: TinyModel, chunks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "_PROMPT_CHUNK", 3)
+    monkeypatch.setattr(prompt_scorer, "_CHUNK", 3)
     play = Play(model)
     play.add(0, PROMPT, top=2, prompt_logprobs=True)
     play.add(1, PROMPT)

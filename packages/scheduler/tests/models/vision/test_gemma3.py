@@ -154,7 +154,7 @@ def test_answers_equal_those_of_transformers(directory: Path, reference: Referen
 def test_prefix_hits_before_inside_and_after_an_image_change_no_answer(directory: Path, reference: Reference) -> None:
     run = Run(directory)
     encoded: list[int] = []
-    run.worker._runner._images._tower.register_forward_hook(lambda *_: encoded.append(1))  # type: ignore[union-attr]
+    run.worker._runner._media._images._tower.register_forward_hook(lambda *_: encoded.append(1))  # type: ignore[union-attr]
     before, after = words(14, 10), words(6, 11)
     chats: list[Parts] = [
         [before, 1, after],

@@ -13,6 +13,8 @@ from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.plan import PlannedImage
 
 _HASH_BYTES = 32
+ALL_TOKENS = 2**31
+"""More tokens than any choice has."""
 
 
 class ImageNumbers:
@@ -72,6 +74,10 @@ class PromptImages:
         for each, own in zip(self.inputs, self._ids, strict=True):
             ids[each.first : each.first + each.tokens] = own
         return ids
+
+    def readable(self, computed: int) -> int:
+        """Return the first token of the first image that is not computed whole; `ALL_TOKENS` if all are."""
+        return next((each.first for each in self.inputs if each.first + each.tokens > computed), ALL_TOKENS)
 
     def chunk(self, start: int, count: int) -> int:
         """Return the number of tokens of a chunk of about `count` tokens from `start` on that cuts no image.

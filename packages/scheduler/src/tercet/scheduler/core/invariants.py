@@ -182,6 +182,10 @@ def _in_flight(core: Scheduler) -> list[str]:
                 found.append(f"plan {plan.step} has a row that computes nothing")
             if req.slot != row.slot or req.room < row.start + row.count:
                 found.append(f"{req.rid}/{req.index} lost slot or pages to plan {plan.step} in flight")
+    for step, encoded in core.planner.encodings.named.items():
+        named.update(map(id, encoded))
+        if step not in {plan.step for plan, _ in core.in_flight}:
+            found.append(f"step {step} encodes, and is not in flight")
     found += [
         f"{req.rid}/{req.index} counts {req.in_flight} plans" for req in core.roster if req.in_flight != named[id(req)]
     ]

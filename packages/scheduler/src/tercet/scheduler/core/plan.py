@@ -141,8 +141,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan of one step.
 
-    It is applied in this order: adapters, audio, introduce, pages, copies, restores, draft tokens, rows. Decodes
-    come first. A row that starts at 0 begins with an empty recurrent state, any other with the one its slot has.
+    It is applied in this order: adapters, audio, introduce, pages, copies, restores, draft tokens, rows, encode.
+    Decodes come first. A row that starts at 0 begins with an empty recurrent state, any other with its slot's.
 
     A choice may have several rows that decode, at consecutive positions. All but the first compute a draft token in
     `draft_tokens`: their output counts only if that token is the one that the row before sampled.
@@ -167,6 +167,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
     draft_tokens: dict[int, int] = msgspec.field(default_factory=dict, name="assumed")
     """Draft token at the start of a row, by the row's index."""
+    encode: dict[int, int] = {}
+    """Slots whose images or audio to encode beside the rows, the first of them first, and their computed tokens."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,3 +191,5 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why the plan's weights or memory are not there, in one line. The executor keeps those from before."""
     deferred: list[int] = []
     """Rows that sampled nothing because the grammar's mask was late. Their choices sit out until a `MaskReady`."""
+    encoded: dict[int, int] = {}
+    """Tokens up to the next image or audio clip that is not encoded yet, by slot of `Plan.encode`."""

@@ -68,7 +68,9 @@ class PlanBuilder:
         """Tenants of which a choice was admitted."""
 
     def add(self, req: Req, step: int) -> None:
-        """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
+        """Plan as much of a choice as it can read and the budget allows, and sample if that is all it knows."""
+        if req.readable <= req.computed:
+            return
         self._begin(req, step)
         self._lengthen(len(self.rows) - 1, self.budget)
 
@@ -135,7 +137,7 @@ class PlanBuilder:
         """Extend a row that does not sample yet by at most `most` tokens of its choice."""
         row, req = self.rows[index], self.reqs[index]
         length = req.length
-        count = min(length - req.computed, most, self._share(req, 0 if row.count else 1))
+        count = min(min(length, req.readable) - req.computed, most, self._share(req, 0 if row.count else 1))
         if req.images is not None:
             count = req.images.chunk(req.computed, count)
         req.computed += count

@@ -6,6 +6,7 @@ from itertools import islice
 from tercet.protocol.messages.values import Grammar, LoRAAdapter
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.counters import CoreCounters
+from tercet.scheduler.core.encodings import Encodings
 from tercet.scheduler.core.events import (
     AdapterPending,
     AdapterRead,
@@ -52,6 +53,7 @@ class Planner:
         self._budget = max(config.token_budget, len(memory.free_slots))
         self._share = TenantShare.of(max(1, self._budget // config.protection))
         self._reserve = config.reserve
+        self.encodings = Encodings()
         self.running: dict[Req, None] = {}
         self.blocked_peers: set[str] = set()
         self.pending_grammars: set[Grammar] = set()
@@ -77,10 +79,11 @@ class Planner:
         if self._waiting and (scarce or not (starved and builder.rows)):
             self._admit(builder, step, shares, scarce=scarce)
         builder.give_back()
-        while not builder.rows and (victim := self._blocked_victim()):
+        while not (builder.rows or builder.introduce) and (victim := self._blocked_victim()):
             self.retract(victim)
             self._admit(builder, step)
-        if not builder.rows:
+        encode = self.encodings.plan(step, self.running, busy=bool(builder.rows or builder.introduce))
+        if not (builder.rows or builder.introduce or encode):
             return None
         memory = self._memory
         updates, memory.updates = memory.updates, []
@@ -101,6 +104,7 @@ class Planner:
             snapshots=snapshots,
             rows=builder.rows,
             draft_tokens=builder.draft_tokens,
+            encode=encode,
         )
         return plan, builder.reqs
 
@@ -191,7 +195,12 @@ class Planner:
         blocked, rows, reqs = self.blocked_peers, builder.rows, builder.reqs
         for req in self.running:
             length, computed = req.length, req.computed
-            if length <= computed or (blocked and self.is_blocked(req)) or (left_out and req in left_out):
+            if (
+                length <= computed
+                or req.readable <= computed
+                or (blocked and self.is_blocked(req))
+                or (left_out and req in left_out)
+            ):
                 continue
             sample = length < req.end
             # mostly true, and cheaper than `has_work`
@@ -255,7 +264,7 @@ class Planner:
         others = len(builder.extends) + self._could_admit()
         for req in builder.extends:
             others -= 1
-            needed = req.length - req.computed
+            needed = min(req.length, req.readable) - req.computed
             if builder.budget == 0:
                 break
             if not builder.is_short(needed) or not builder.has_share(req.tenant, token_cost(req)):
@@ -312,7 +321,7 @@ class Planner:
         skipped: list[Req] = []
         put_off, places = 0, self._memory.places
         for req in islice(self.line(admissible), LONGEST_MEASURED if builder.held_back else None):
-            if builder.budget <= places.positions_to_encode or put_off == LONGEST_MEASURED or not admissible:
+            if not builder.budget or put_off == LONGEST_MEASURED or not admissible:
                 break
             if req.tenant not in admissible or self.is_blocked(req):
                 continue
@@ -384,6 +393,7 @@ class Planner:
             self._counters.cached_tokens += req.cached
         self._counters.forks += req.leader is not None and req.leader.slot >= 0 and req.computed > 0
         self._counters.copies += len(copies)
+        self.encodings.introduce(req, step)
         req.leader = None
         builder.copies += copies
         builder.admitted.add(req.tenant)

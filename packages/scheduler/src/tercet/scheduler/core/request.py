@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, PrefillChunk, unpack_array
 from tercet.scheduler.core.cache.prefix_cache import Node, PageLists, PrefixCache
-from tercet.scheduler.core.images import PromptImages
+from tercet.scheduler.core.images import ALL_TOKENS, PromptImages
 from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
 
@@ -64,6 +64,7 @@ class Req:
         "prompt_logprobs",
         "prompt_tokens",
         "published",
+        "readable",
         "request",
         "resumed",
         "rid",
@@ -178,6 +179,8 @@ class Req:
         """Step in which its grammar's mask was late; not planned before the mask is there. -1 for none."""
         self.published = False
         self.fast_path = False
+        self.readable = ALL_TOKENS
+        """Tokens up to the next image or audio clip that is not encoded yet."""
         self.measured = 0
         self.measured_at = -1
         if not self.scored:

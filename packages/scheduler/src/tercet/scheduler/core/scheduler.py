@@ -235,6 +235,8 @@ class Scheduler:
                     self._apply_row(result, index, plan.rows[index], req, outputs)
             else:
                 self._drop_row(result, index, plan.rows[index], req)
+        for req in self.planner.encodings.commit(result):
+            self.roster.free(req)
         self.counters.output_tokens += len(fast_path)
         self._fast_path.update(fast_path)
         outputs.emit_fast_path(self._fast_path, fast_path_tokens)

@@ -49,6 +49,7 @@ from tercet.scheduler.models.native_linear import (
     use_native_projections,
 )
 from tercet.scheduler.models.registry import build_model, family_of, load_config
+from tercet.scheduler.models.sliced_work import slice_work
 from tercet.scheduler.models.vision.image_model import bounded_for_cpu, load_tower
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
@@ -190,6 +191,7 @@ def load_images(
         report_layers(tower, advance)
         if native and not unsupported_dtype(config.dtype, "weights"):
             use_native_linears(tower, load_library())
+        slice_work(tower)
     return LoadedImages(model, tower)
 
 
@@ -210,6 +212,7 @@ def load_audio(
         report_layers(encoder, advance)
         if native and not unsupported_dtype(config.dtype, "weights"):
             use_native_linears(encoder, load_library())
+        slice_work(encoder)
     return LoadedAudio.of(audio, encoder, model)
 
 

@@ -4,6 +4,7 @@ A step writes each sampled token into its slot's token buffer. The next plan can
 has seen the result.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -22,9 +23,10 @@ from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
-from tercet.scheduler.executor.media.audio import StepAudio, StepCross
-from tercet.scheduler.executor.media.images import StepImages
+from tercet.scheduler.executor.media.audio import StepCross
+from tercet.scheduler.executor.media.step_media import StepMedia
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
+from tercet.scheduler.executor.sampling.prompt_scorer import PromptScorer
 from tercet.scheduler.executor.sampling.sampler import (
     Agree,
     LogprobsMode,
@@ -36,10 +38,7 @@ from tercet.scheduler.executor.sampling.sampler import (
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.state_pool import StatePool
-from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
-
-_PROMPT_CHUNK = 256
-"""Prompt positions whose logits are held at once."""
+from tercet.scheduler.executor.step_output import StepOutput
 
 ValuesT = TypeVar("ValuesT", Array, torch.Tensor)
 
@@ -103,8 +102,7 @@ class ModelRunner:
         oom_policy: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
         logprobs_mode: LogprobsMode = "raw",
         states: StatePool | None = None,
-        images: StepImages | None = None,
-        audio: StepAudio | None = None,
+        media: StepMedia | None = None,
     ) -> None:
         """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
         pages.
@@ -114,8 +112,7 @@ class ModelRunner:
         self._model = model
         self._pool = pool
         self._states = states
-        self._images = images
-        self._audio = audio
+        self._media = media
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
@@ -137,20 +134,30 @@ class ModelRunner:
         self._adapters = adapters
         self._release = release
         self._sampling = oom_policy("rows to sample", release)
-        self._scoring = oom_policy("positions to score", release)
+        scoring = oom_policy("positions to score", release)
+        self._scorer = PromptScorer(model.compute_logits, self._tables.read, sampling_ops, scoring)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
         """Run one step, in the order of `Plan`. Return before an accelerator has finished it."""
+        began = time.perf_counter()
         if self._adapters is not None:
             self._adapters.load(plan.adapters)
             self._adapters.introduce(plan.introduce)
-        if self._audio is not None:
-            self._audio.load(plan.audio)
+        if self._media is not None:
+            self._media.load(plan.audio)
         if plan.introduce:
             self._introduce(plan.introduce)
         self._tables.update_pages(plan.pages)
         self._pool.copy_pages(plan.copies)
+        segments = None if self._states is None else self._states.begin(plan)
+        output = self._compute(plan, segments) if plan.rows else StepOutput(plan, [], None, [])
+        if self._media is not None and plan.encode:
+            output.encoded = self._media.encode(plan, time.perf_counter() - began)
+        return output
+
+    def _compute(self, plan: Plan, segments: Segments | None) -> StepOutput:
+        """Compute the rows of a plan."""
         if plan.draft_tokens:
             self._tables.assume(plan.rows, plan.draft_tokens)
         inputs = self._tables.gather(plan.rows)
@@ -160,31 +167,37 @@ class ModelRunner:
         # masks are filled during the forward pass
         constrained = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
-        segments = None if self._states is None else self._states.begin(plan)
-        inputs, replaced = (inputs, None) if self._images is None else self._images.begin(plan.rows, inputs)
-        cross = None if self._audio is None else self._audio.begin(plan.rows)
+        replaced = cross = None
+        if self._media is not None:
+            inputs, replaced, cross = self._media.begin(plan.rows, inputs)
         hidden = self._forward(inputs, lora, segments, replaced, cross)
         if self._states is not None:
             self._states.end(plan)
         drafts = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.has_penalties(slots) else None
         sampled = self._sample(hidden, inputs, slots, constrained, drafts, adapted=lora is not None)
-        prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
+        prompts = []
+        if self._scored[inputs.slots].any():
+            prompts = self._scorer.score(hidden, ((row, self._init(row.slot)) for row in plan.rows))
         advance = None
         if constrained is not None:
             advance = partial(self._advance, constrained, [plan.rows[index] for index in sampling_rows])
         return StepOutput(plan, sampling_rows, sampled, prompts, advance, self._pool.device)
 
+    def close(self) -> None:
+        """End what is being encoded. No step follows."""
+        if self._media is not None:
+            self._media.close()
+
     def _introduce(self, inits: Sequence[SlotInit]) -> None:
-        for init in inits:
+        shifts = [0] * len(inits) if self._media is None else self._media.introduce(inits)
+        for init, shift in zip(inits, shifts, strict=True):
             self._inits[init.slot] = init
             self._scored[init.slot] = init.prompt_logprobs
             self._constrained[init.slot] = init.sampling.grammar is not None
-            self._tables.introduce(init, 0 if self._images is None else self._images.introduce(init))
+            self._tables.introduce(init, shift)
         again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
             self._grammars.introduce(inits)
-        if self._audio is not None:
-            self._audio.introduce(inits)
 
     def _forward(
         self,
@@ -253,8 +266,8 @@ class ModelRunner:
             hidden = hidden[inputs.sample_index]
         logits = self._model.compute_logits(_some(hidden, rows))
         slots, positions = _some(slots, rows), _some(inputs.output_positions, rows)
-        if self._audio is not None:
-            self._audio.restrict(logits, slots, positions, self._tables.read)
+        if self._media is not None:
+            self._media.restrict(logits, slots, positions, self._tables.read)
         return self._sampler.sample(
             logits,
             slots,
@@ -283,33 +296,6 @@ class ModelRunner:
         """Append tokens from position `first` on that were not sampled, before a plan names the slot again."""
         self._tables.append(slot, first, tokens)
         self._sampler.count(slot, tokens)
-
-    def _prompt_logprobs(self, hidden: torch.Tensor, rows: Sequence[Row]) -> list[PromptLogprobs]:
-        """Compute log-probabilities of the prompt tokens at (start, start + count] for rows that request them, in
-        chunks.
-        """
-        results = []
-        first = 0
-        for index, row in enumerate(rows):
-            init = self._init(row.slot)
-            last = min(row.start + row.count, init.prompt_tokens - 1)
-            if init.prompt_logprobs and last > row.start:
-                states = hidden[first : first + last - row.start]
-                targets = self._tables.read(row.slot, row.start + 1, last + 1)
-                results.append(self._score(index, states, targets, max(init.top_logprobs, 0)))
-            first += row.count
-        return results
-
-    def _score(self, index: int, states: torch.Tensor, targets: torch.Tensor, top: int) -> PromptLogprobs:
-        def score(rows: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            logits = self._model.compute_logits(states[rows])
-            return self._sampling_ops.token_logprobs(logits, targets[rows], top)
-
-        parts = []
-        for first in range(0, len(targets), _PROMPT_CHUNK):
-            parts += self._scoring(score, slice(first, min(first + _PROMPT_CHUNK, len(targets))))
-        chosen, top_ids, top_logprobs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return PromptLogprobs(index, chosen, top_ids, top_logprobs)
 
     def _init(self, slot: int) -> SlotInit:
         init = self._inits[slot]

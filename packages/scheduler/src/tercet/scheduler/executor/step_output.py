@@ -47,6 +47,7 @@ class StepOutput:
         self._step = plan.step
         self._fault = fault
         self._rows = len(plan.rows)
+        self.encoded: dict[int, int] = {}
         self._sampling_rows = sampling_rows
         self._advance = advance
         self._result: StepResult | None = None
@@ -91,6 +92,7 @@ class StepOutput:
             errors={rows[index]: error for index, error in outcome.errors.items()},
             fault=self._fault,
             deferred=[rows[index] for index in outcome.deferred],
+            encoded=self.encoded,
         )
 
     def _token_logprobs(self, token_ids: list[int]) -> dict[int, Logprobs]:

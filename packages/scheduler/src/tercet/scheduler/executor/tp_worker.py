@@ -36,6 +36,7 @@ from tercet.scheduler.executor.loading import (
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.media.audio import AudioMemory, StepAudio
 from tercet.scheduler.executor.media.images import ImageStore, step_images
+from tercet.scheduler.executor.media.step_media import step_media
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars, slot_grammars
@@ -206,6 +207,7 @@ class TpModelWorker:
             recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
             rows, chained = options.slots, options.draft_rows
             graphs = graph_runners(model, self._pool, self._backend, recorder, decode_rows=rows, chained_rows=chained)
+        images = step_images(loaded.images, loaded.rotary, self.images, device)
         bank = loaded.adapters
         adapters = None if bank is None else StepAdapters(bank, options.rows, device, self._adapter_loader)
         return ModelRunner(
@@ -224,8 +226,7 @@ class TpModelWorker:
             oom_policy=strategy.oom_policy,
             logprobs_mode=options.logprobs_mode,
             states=self._states,
-            images=step_images(loaded.images, loaded.rotary, self.images, device),
-            audio=self._step_audio(loaded),
+            media=step_media(images, self._step_audio(loaded), device),
         )
 
     def _step_audio(self, loaded: LoadedModel) -> StepAudio | None:
@@ -279,7 +280,9 @@ class TpModelWorker:
 
     def _set_memory(self, options: WorkerOptions, released: frozenset[MemoryTag]) -> None:
         """Change to these weights and this released memory. The model goes first: memory does not hold two."""
-        vars(self).pop("_runner", None)
+        if runner := vars(self).pop("_runner", None):
+            runner.close()
+            del runner
         if MemoryTag.WEIGHTS in released or options is not self._options:
             self._loaded = None
         pools = [*self._pool.tensors, *(() if self._states is None else self._states.tensors)]
@@ -301,6 +304,8 @@ class TpModelWorker:
         """Let submitted steps finish, and start no more."""
         if self._thread is not None:
             self._thread.shutdown()
+        if not self._released:
+            self._runner.close()
         for each in (self._grammars, self._adapter_loader, self.weights):
             if each is not None:
                 each.close()

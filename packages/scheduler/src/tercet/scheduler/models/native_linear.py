@@ -31,6 +31,7 @@ class NativeLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
         self._packed = packed
+        self.out_features = packed.outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., outputs], in x's dtype, for x [..., inputs]."""

@@ -1,7 +1,8 @@
 """Fake executor without torch: `FakeExecutor` runs plans in plain Python, for tests, simulations and load tests."""
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ def small_capacity(
         snapshots=snapshots,
         images=images,
         whole_images=whole_images,
-        audio=AudioCapacity(form=FAKE_AUDIO, places=audio, positions=16) if audio else None,
+        audio=AudioCapacity(form=FAKE_AUDIO, places=audio) if audio else None,
     )
 
 
@@ -196,8 +197,12 @@ class FakeExecutor:
         grammar: ScriptedGrammar | None = None,
         weights: str = "",
         defers: Callable[[Plan, Row], bool] = lambda _, __: False,
+        encode_steps: int = 1,
     ) -> None:
-        """Create an executor. `defers` returns whether the mask of a sampling row with a grammar is late."""
+        """Create an executor. `defers` returns whether the mask of a sampling row with a grammar is late.
+
+        Every image and audio clip takes `encode_steps` steps to encode.
+        """
         self.weights = weights_loader(_check_directory)
         self.adapters = AsyncLoader(_load_adapter, _InlineExecutor()) if capacity.adapters else None
         self._loaded = weights
@@ -207,6 +212,9 @@ class FakeExecutor:
         self._before_step = before_step
         self._grammar = grammar
         self._defers = defers
+        self._encode_steps = encode_steps
+        self._encoding: Counter[bytes | int] = Counter()
+        """Steps that were spent on each image, by hash, and on each place of an audio clip."""
         self._late = FakeLateMasks()
         self._slots: dict[int, _Slot] = {}
         self._adapters: dict[int, LoRAAdapter] = {}
@@ -257,6 +265,7 @@ class FakeExecutor:
             if self._capacity.audio is None or not 0 <= encoded.place < self._capacity.audio.places:
                 raise IndexError(f"there is no place {encoded.place}")
             self._audio[encoded.place] = encoded.sha256
+            self._encoding[encoded.place] = 0
         for init in plan.introduce:
             adapter = None if init.adapter < 0 else self._adapters[init.adapter]
             audio = b"" if init.audio is None else self._audio[init.audio.place]
@@ -274,6 +283,7 @@ class FakeExecutor:
             self._slots[restore.slot].state = self._snapshots[restore.snapshot]
         late: list[tuple[int, int]] = []
         result = self._result(plan)
+        result.encoded.update(self._encoded(plan.encode))
         late += [(plan.rows[index].slot, plan.step) for index in result.deferred]
 
         def tell() -> None:
@@ -282,6 +292,24 @@ class FakeExecutor:
 
         return Done(result, tell)
 
+    def _encoded(self, encode: Mapping[int, int]) -> dict[int, int]:
+        """Encode the first image or audio clip that is not encoded for a step. Return the readable tokens of slots."""
+        readable = {slot: self._unread(slot, computed) for slot, computed in encode.items()}
+        first = next((what for _, what in readable.values() if what is not None), None)
+        if first is not None:
+            self._encoding[first] += 1
+        return {slot: self._unread(slot, computed)[0] for slot, computed in encode.items()}
+
+    def _unread(self, number: int, computed: int) -> tuple[int, bytes | int | None]:
+        """Return the readable tokens of a slot, and what follows them."""
+        slot = self._slots[number]
+        if slot.init.audio is not None and self._encoding[place := slot.init.audio.place] < self._encode_steps:
+            return 0, place
+        for each in slot.init.images:
+            if each.first + each.tokens > computed and self._encoding[each.sha256] < self._encode_steps:
+                return each.first, each.sha256
+        return len(slot.tokens), None
+
     def _set_memory(self, plan: Plan) -> None:
         if plan.weights:
             self._loaded = plan.weights
@@ -289,7 +317,7 @@ class FakeExecutor:
         if plan.released is not None:
             self._released = {*plan.released}
         if plan.weights or plan.released is not None:
-            for void in (self._slots, self._adapters, self._audio, self._cache, self._snapshots):
+            for void in (self._slots, self._adapters, self._audio, self._encoding, self._cache, self._snapshots):
                 void.clear()
         elif self._released:
             raise StaleCacheError(f"step {plan.step} uses released memory")
@@ -389,6 +417,8 @@ class FakeExecutor:
 
     def _compute(self, slot: _Slot, row: Row) -> None:
         size, end = self._capacity.page_size, row.start + row.count
+        if self._unread(row.slot, row.start)[0] < end:
+            raise StaleCacheError(f"slot {row.slot} reads what is not encoded before token {end}")
         if slot.adapter is not None and self._adapters[slot.init.adapter] != slot.adapter:
             raise StaleCacheError(f"slot {row.slot} lost its adapter to another")
         if slot.init.audio is not None and self._audio[slot.init.audio.place] != slot.audio:

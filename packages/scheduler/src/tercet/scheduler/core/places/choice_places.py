@@ -21,7 +21,6 @@ class ChoicePlaces:
     def __init__(self, adapters: int, audio: AudioCapacity | None) -> None:
         self.adapters = Places[LoRAAdapter](adapters)
         self.audio = Places[HeldAudio](0 if audio is None else audio.places)
-        self._positions = 0 if audio is None else audio.positions
 
     def has_room(self, req: Req) -> bool:
         """Return whether `take` would find places."""
@@ -41,11 +40,6 @@ class ChoicePlaces:
         """Empty all places. No choice may have any."""
         self.adapters.reset()
         self.audio.reset()
-
-    @property
-    def positions_to_encode(self) -> int:
-        """Positions of the encoder that the next plan computes."""
-        return len(self.audio.loads) * self._positions
 
     def pop_adapter_loads(self) -> list[AdapterLoad]:
         """Return the adapters that the next plan loads, and forget them."""

@@ -33,5 +33,3 @@ class AudioCapacity(msgspec.Struct, frozen=True, kw_only=True):
     form: AudioFormat
     places: int
     """Number of places for encoded audio. Many choices can use each."""
-    positions: int
-    """Positions of the encoder for each audio clip, which count as tokens of the step that encodes it."""

@@ -15,6 +15,7 @@ from tercet.scheduler.device.oom import lacks_memory
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.media.audio import StepAudio
 from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.step_media import StepMedia
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.state_pool import StatePool
@@ -158,7 +159,7 @@ def profile_run(
         sampling_ops=ops,
         release=_refuse,
         states=StatePool(states, slots, 0, device) if states else None,
-        audio=audio,
+        media=None if audio is None else StepMedia(None, audio, sliced=False),
     )
     if images is not None:
         images.encode_blank()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from tercet.scheduler.device.device_memory import available_bytes
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.media.frame_store import FrameStore
+from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.sampling.slot_transcripts import SlotTranscripts, Tokens
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.audio.audio_model import AudioEncoder, AudioModel
@@ -145,12 +147,25 @@ class StepAudio:
         self._store, self._cache = memory.store, memory.cache
         self._backend = backend()
         self._places = np.zeros(slots, dtype=np.int64)
+        self._left: dict[int, bytes] = {}
+        """Hashes of audio clips that are not encoded yet, by place."""
         self._transcripts = SlotTranscripts(model.rules, model.form.tokens, slots, device)
 
     def load(self, loads: Sequence[AudioLoad]) -> None:
-        """Encode audio clips into their places, one by one."""
-        for load in loads:
-            self._encode(load.place, self._store.samples(load.sha256))
+        """Note the audio clips that get places, where they are not encoded yet."""
+        self._left.update({load.place: load.sha256 for load in loads})
+
+    def unread(self, slot: int) -> Unread | None:
+        """Return the audio clip of a slot that has one, if it is not encoded."""
+        place = int(self._places[slot])
+        if place not in self._left:
+            return None
+        sha256 = self._left[place]
+        return Unread(0, (place, sha256), sha256 in self._store, partial(self._encode_at, place, sha256))
+
+    def _encode_at(self, place: int, sha256: bytes) -> None:
+        self._encode(place, self._store.samples(sha256))
+        del self._left[place]
 
     def encode_blank(self) -> None:
         """Encode an audio clip, for the memory that this takes."""
@@ -195,4 +210,4 @@ class AudioMemory(NamedTuple):
         form, positions = loaded.model.form, loaded.model.positions
         cache = CrossCache(options, config, positions, [layer.layer_id for layer in loaded.layers], device)
         logger.info("encoded audio clips: places=%d memory=%.2f GiB", cache.places, cache.bytes / 2**30)
-        return cls(AudioStore(form), cache, AudioCapacity(form=form, places=cache.places, positions=positions))
+        return cls(AudioStore(form), cache, AudioCapacity(form=form, places=cache.places))

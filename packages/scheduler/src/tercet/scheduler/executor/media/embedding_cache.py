@@ -23,6 +23,9 @@ class EmbeddingCache:
         self._free: list[int] = []
         self._images: OrderedDict[int, tuple[list[int], int]] = OrderedDict()  # pages and embeddings of each
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._images
+
     def get(self, number: int, part: slice) -> torch.Tensor | None:
         """Return a copy of a part of an image's embeddings; None if they are not there."""
         if self._memory is None or number not in self._images:

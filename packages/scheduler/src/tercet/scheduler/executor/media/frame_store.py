@@ -32,6 +32,9 @@ class FrameStore:
         for sha256 in self._frames.keys() - needed:
             self._bytes -= memoryview(self._frames.pop(sha256)).nbytes
 
+    def __contains__(self, sha256: bytes) -> bool:
+        return sha256 in self._frames
+
     def frame(self, sha256: bytes) -> Frame:
         """Return a frame. Raise KeyError if it was never kept or is dropped."""
         return self._frames[sha256]

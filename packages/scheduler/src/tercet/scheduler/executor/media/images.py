@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_token
 from tercet.scheduler.executor.media.embedding_cache import EmbeddingCache
 from tercet.scheduler.executor.media.frame_store import FrameStore
 from tercet.scheduler.executor.media.image_positions import ImagePositions
+from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.slot_tables import StepInputs
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
@@ -141,6 +143,17 @@ class StepImages:
             self._slots[init.slot] = [_Shown(each, self._places(each, ids)) for each in init.images]
         return 0 if self._positions is None else self._positions.introduce(init)
 
+    def unread(self, slot: int, computed: int) -> Unread | None:
+        """Return the first image of a slot after its computed tokens whose embeddings are missing."""
+        for image, _ in self._slots.get(slot, ()):
+            if image.first + image.tokens > computed and image.number not in self._embeddings:
+                held = image.sha256 in self._store
+                return Unread(image.first, image.number, held, partial(self._encode, image))
+        return None
+
+    def _encode(self, image: PlannedImage) -> None:
+        self._embeddings.add(image.number, self._tower(self._store.array(image)))
+
     def _places(
         self, image: PlannedImage, ids: "np.ndarray[tuple[int], np.dtype[np.int32]]"
     ) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
@@ -156,7 +169,7 @@ class StepImages:
         return inputs if replaced is None else replace(inputs, in_fixed_buffers=False), replaced
 
     def embeddings(self, rows: Sequence[Row]) -> ReplacedEmbeddings | None:
-        """Return the embeddings of a step, after encoding what is missing; None if no row is in an image."""
+        """Return the embeddings of a step; None if no row is in an image."""
         if not self._slots:
             return None
         parts: list[_Part] = []
@@ -180,7 +193,7 @@ class StepImages:
         return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), self._vectors(parts), seen)
 
     def _vectors(self, parts: Sequence[_Part]) -> torch.Tensor:
-        """Return the embeddings of parts. Images whose embeddings are missing are encoded one by one."""
+        """Return the embeddings of parts. Images whose embeddings have made room for others are encoded again."""
         new: dict[int, torch.Tensor] = {}
         vectors: list[torch.Tensor] = []
         for image, part, _ in parts:
