@@ -6,9 +6,11 @@ import pytest
 
 from tercet.protocol.messages.values import LogprobParams
 from tercet.scheduler.core.config import CoreConfig, PolicyName
+from tercet.scheduler.core.events import PeerBlocked
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.core.plan_builder import SCORED_TOKEN, TenantShare
 from tercet.scheduler.testing import Driver, request, small_capacity
+from tercet.scheduler.testing.driver import DETOKENIZER
 
 BUDGET = 64
 PROTECTION = CoreConfig().protection
@@ -146,3 +148,15 @@ def test_no_choice_sits_out_where_it_helps_no_tenant() -> None:
     start_many(run, "a", 10)
     start_many(run, "b", 12)
     assert decodes(run, 1) == [Counter({"many a": 10, "many b": 12})]
+
+
+def test_blocked_choices_take_no_turns() -> None:
+    """Those that can go on would wait for their turn for as long as the peer of the others is blocked."""
+    run = driver()
+    start_decode(run, "a")
+    start_many(run, "b", 8)
+    run.send(request("other", [9], tenant="b", max_new_tokens=20, ignore_eos=True, detokenizer="detokenizer-1"))
+    run.step()
+    run.step()
+    run.send(PeerBlocked(DETOKENIZER))
+    assert decodes(run, 3) == [Counter({"other": 1})] * 3

@@ -68,7 +68,7 @@ class Planner:
         builder = PlanBuilder(self._budget, self._share, now)
         shares, scarce, yielding = self._make_way()
         starved = self._plan_decodes(
-            builder, step, {*yielding, *sitting_out(self.running, self._share.of_decodes, step)}
+            builder, step, {*yielding, *sitting_out(self.running, self._share.of_decodes, step, self.is_blocked)}
         )
         reserved = len(starved)
         builder.budget -= reserved

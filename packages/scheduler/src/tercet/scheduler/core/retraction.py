@@ -46,7 +46,7 @@ def next_to_retract(choices: Iterable[Req]) -> Req | None:
     )
 
 
-def sitting_out(running: Collection[Req], share: int, step: int) -> list[Req]:
+def sitting_out(running: Collection[Req], share: int, step: int, is_blocked: Callable[[Req], bool]) -> list[Req]:
     """Return the decoding choices that sit out a step, so that it has `share` of their tenant: they take turns.
 
     None do unless another tenant decodes with no more than `share`: only then does a shorter step help a tenant.
@@ -55,7 +55,7 @@ def sitting_out(running: Collection[Req], share: int, step: int) -> list[Req]:
         return []
     lines: dict[str, list[Req]] = {}
     for req in running:
-        if req.has_work and req.length == req.computed + 1:
+        if req.has_work and req.length == req.computed + 1 and not is_blocked(req):
             lines.setdefault(req.tenant, []).append(req)
     if min(map(len, lines.values()), default=0) > share:
         return []
