@@ -1,6 +1,7 @@
 #include "recurrent.h"
 
 #include <cstring>
+#include <vector>
 
 #include "pool.h"
 #include "vec.h"
@@ -65,17 +66,24 @@ void scan_token(float factor, const float* c, const float* b, const float* x, in
     }
 }
 
-// step(token, head, state) for all tokens of each segment and head, in order; then the snapshots.
+// step(token, head, state) for all tokens of each state and head, in order; a snapshot after each segment that has one.
 template <class Step>
 void for_segments(const Recurrence& recurrence, const Segment* segments, int64_t count, const Step& step) {
     int64_t heads = recurrence.heads, size = recurrence.rows * recurrence.columns;
-    pool::run(count * heads, [&](int64_t task) {
-        const Segment& segment = segments[task / heads];
-        int64_t head = task % heads;
-        float* state = recurrence.states + (segment.state * heads + head) * size;
-        for (int64_t token = segment.begin; token < segment.end; token++) step(token, head, state);
-        if (segment.snapshot >= 0)
-            std::memcpy(recurrence.states + (segment.snapshot * heads + head) * size, state, size_t(size) * sizeof *state);
+    std::vector<int64_t> first;  // segment of each state
+    for (int64_t i = 0; i < count; i++)
+        if (i == 0 || segments[i].state != segments[i - 1].state) first.push_back(i);
+    first.push_back(count);
+    pool::run(int64_t(first.size() - 1) * heads, [&](int64_t task) {
+        int64_t head = task % heads, sequence = task / heads;
+        for (int64_t i = first[sequence]; i < first[sequence + 1]; i++) {
+            const Segment& segment = segments[i];
+            float* state = recurrence.states + (segment.state * heads + head) * size;
+            for (int64_t token = segment.begin; token < segment.end; token++) step(token, head, state);
+            if (segment.snapshot < 0) continue;
+            float* snapshot = recurrence.states + (segment.snapshot * heads + head) * size;
+            std::memcpy(snapshot, state, size_t(size) * sizeof *state);
+        }
     });
 }
 

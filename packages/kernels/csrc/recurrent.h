@@ -5,6 +5,7 @@
 #include <cstdint>
 
 // Consecutive tokens [begin, end) of one sequence, and the state that they advance; `snapshot` gets a copy, unless -1.
+// Segments of one state follow each other, in the order of their tokens.
 struct Segment {
     int64_t begin, end, state, snapshot;
 };

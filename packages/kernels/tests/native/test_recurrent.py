@@ -3,10 +3,17 @@
 import pytest
 import torch
 
-from packages.kernels.tests.ops.test_recurrent import LENGTHS, STATES, owners, part_of, segments_of
+from packages.kernels.tests.ops.test_recurrent import DRAFTED, LENGTHS, STATES, owners, part_of, segments_of
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.recurrent import NativeRecurrence
-from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, gated_delta_rule, state_space_scan
+from tercet.kernels.ops.recurrent import (
+    DeltaInputs,
+    ScanInputs,
+    Segment,
+    Segments,
+    gated_delta_rule,
+    state_space_scan,
+)
 
 SIZES = pytest.mark.parametrize(("rows", "columns"), [(16, 24), (5, 3), (12, 64), (33, 81)])
 CUTS = {1: (100, 6), 4: (64, 7)}
@@ -67,6 +74,26 @@ def test_bits_do_not_depend_on_how_tokens_are_divided(library: Library, by_chann
             native.gated_delta_rule(part_of(given, slice(first, last)), copies, segments_of({1: last - first}))
         )
     assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(copies, states)
+
+
+def test_draft_tokens_leave_snapshots(library: Library) -> None:
+    given, states = delta_inputs(6, 16, 24), torch.randn(STATES, 6, 16, 24)
+    copies = states.clone()
+    expected = gated_delta_rule(given, states, DRAFTED)
+    found = NativeRecurrence(library).gated_delta_rule(given, copies, DRAFTED)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(copies, states, rtol=1e-4, atol=1e-4)
+
+
+def test_segments_of_one_state_run_in_order(library: Library) -> None:
+    """Many short ones, which several threads would otherwise take at once."""
+    native, given = NativeRecurrence(library), delta_inputs(256, 64, 64)
+    states = torch.randn(STATES, 6, 64, 64)
+    copies = states.clone()
+    expected = native.gated_delta_rule(given, states, segments_of({1: 256}))
+    cut = Segments(torch.empty(0, dtype=torch.int64), [Segment(first, first + 2, 1) for first in range(0, 256, 2)])
+    assert torch.equal(native.gated_delta_rule(given, copies, cut), expected)
     assert torch.equal(copies, states)
 
 

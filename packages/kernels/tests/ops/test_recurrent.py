@@ -1,5 +1,7 @@
 """Recurrent operations over a state pool, against a loop over tokens."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -133,6 +135,35 @@ def test_a_snapshot_is_the_state_after_its_tokens(tokens: int) -> None:
     gated_delta_rule(part_of(given, slice(tokens)), shorter, segments_of({1: tokens}))
     gated_delta_rule(given, states, segments_of({1: 130}, {1: (tokens, 6)}))
     assert torch.allclose(states[6], shorter[1], atol=1e-4)
+
+
+DRAFTED = Segments(torch.tensor([3, 1, 0]), [Segment(3, 4, 1, 6), Segment(4, 5, 1), Segment(5, 6, 0)], [(1, 7), (2, 5)])
+"""Three sequences of one token; the second has two draft tokens, the third one. Snapshots after all but the last."""
+
+
+def snapshots_of(advance: Callable[[Segments, slice, torch.Tensor], object], states: torch.Tensor) -> torch.Tensor:
+    """Return the states after `DRAFTED`, from one sequence after the other."""
+    for snapshot, state, tokens in ((7, 1, [1]), (6, 1, [3]), (-1, 1, [4]), (5, 0, [2]), (-1, 0, [5]), (-1, 3, [0])):
+        for token in tokens:
+            advance(Segments(torch.tensor([state]), []), slice(token, token + 1), states)
+        if snapshot >= 0:
+            states[snapshot] = states[state]
+    return states
+
+
+def test_each_draft_token_leaves_a_snapshot() -> None:
+    given, states = inputs(6), torch.randn(STATES, 4, 16, 24)
+    expected = snapshots_of(
+        lambda segments, part, each: gated_delta_rule(part_of(given, part), each, segments), states.clone()
+    )
+    gated_delta_rule(given, states, DRAFTED)
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    x, weight, last = torch.randn(6, 6), torch.randn(6, 4), torch.randn(STATES, 6, 3)
+    expected = snapshots_of(
+        lambda segments, part, each: causal_conv(x[part], each, weight, None, segments), last.clone()
+    )
+    causal_conv(x, last, weight, None, DRAFTED)
+    assert torch.equal(last, expected)
 
 
 @DECAYS

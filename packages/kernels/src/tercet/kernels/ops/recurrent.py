@@ -7,6 +7,7 @@ A state pool is [states, ...]: one running state for each slot, and snapshots. A
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -27,17 +28,31 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The tokens of a step: first those that are alone in their sequence, then the rest."""
+    """The tokens of a step: first one token of each of some sequences, then the rest, which may continue these."""
 
     singles: torch.Tensor
     """Int64 [singles]: the state of each of the first tokens."""
     rest: Sequence[Segment]
+    """Segments of one sequence follow each other."""
+    taken: Sequence[tuple[int, int]] = ()
+    """(token, snapshot) of the first tokens after which a snapshot is taken."""
+
+    @cached_property
+    def copies(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """States to copy after the first tokens, and their snapshots; None for none. Made once for all layers."""
+        if not self.taken:
+            return None
+        tokens, snapshots = torch.tensor(self.taken, device=self.singles.device).T
+        return self.singles[tokens], snapshots
 
     @cached_property
     def table(self) -> torch.Tensor:
-        """Int64 [segments, 4] on the CPU: the fields of every segment. Made once for all layers."""
-        singles = [Segment(token, token + 1, state) for token, state in enumerate(self.singles.tolist())]
-        return torch.tensor([*singles, *self.rest], dtype=torch.int64).view(-1, 4)
+        """Int64 [segments, 4] on the CPU: the fields of every segment, by state. Made once for all layers."""
+        taken = dict(self.taken)
+        states = enumerate(self.singles.tolist())
+        singles = [Segment(token, token + 1, state, taken.get(token, -1)) for token, state in states]
+        segments = sorted([*singles, *self.rest], key=lambda segment: segment.state)
+        return torch.tensor(segments, dtype=torch.int64).view(-1, 4)
 
     def part(self, tokens: slice) -> "Segments":
         """Return the segments of some of the tokens, counted from the first of them."""
@@ -47,7 +62,15 @@ class Segments:
             low, high = max(begin, first), min(end, last)
             if low < high:
                 kept.append(Segment(low - first, high - first, state, snapshot if high == end else -1))
-        return Segments(self.singles[first:last], kept)
+        taken = [(token - first, snapshot) for token, snapshot in self.taken if first <= token < last]
+        return Segments(self.singles[first:last], kept, taken)
+
+    def write_singles(self, states: torch.Tensor, advanced: torch.Tensor) -> None:
+        """Store the states after the first tokens, and take their snapshots."""
+        states[self.singles] = advanced
+        if self.copies is not None:
+            sources, snapshots = self.copies
+            states[snapshots] = states[sources]
 
 
 def causal_conv(
@@ -61,14 +84,17 @@ def causal_conv(
     taps, singles = weight.shape[1], segments.singles
     if count := len(singles):
         known = torch.cat([states[singles], x[:count, :, None]], 2)
-        states[singles] = known[..., 1:]
+        segments.write_singles(states, known[..., 1:])
         out[:count] = (known * weight).sum(2)
-    for begin, end, state, snapshot in segments.rest:
+    for state, consecutive in groupby(segments.rest, lambda segment: segment.state):
+        parts = list(consecutive)
+        begin, end = parts[0].begin, parts[-1].end
         known = torch.cat([states[state], x[begin:end].T], 1)
-        states[state] = known[:, known.shape[1] - taps + 1 :]
         out[begin:end] = F.conv1d(known[None], weight[:, None], groups=len(weight))[0].T
-        if snapshot >= 0:
-            states[snapshot] = states[state]
+        for part in parts:
+            if part.snapshot >= 0:
+                states[part.snapshot] = known[:, part.end - begin : part.end - begin + taps - 1]
+        states[state] = known[:, end - begin :]
     return out if bias is None else out + bias
 
 
@@ -98,7 +124,7 @@ def gated_delta_rule(inputs: DeltaInputs, states: torch.Tensor, segments: Segmen
         state = states[segments.singles] * decay[:count, ..., None].exp()
         delta = (v[:count] - (state * k[:count, ..., None]).sum(2)) * beta[:count, :, None]
         state = state + k[:count, ..., None] * delta[:, :, None]
-        states[segments.singles] = state
+        segments.write_singles(states, state)
         out[:count] = (state * q[:count, ..., None]).sum(2)
     _advance_rest(_delta_chunk, DeltaInputs(q, k, v, decay, beta), states, segments.rest, out)
     return out
@@ -153,7 +179,7 @@ def state_space_scan(inputs: ScanInputs, states: torch.Tensor, segments: Segment
     if count := len(segments.singles):
         state = states[segments.singles] * decay[:count, ..., None].exp()
         state = state + x[:count, ..., None] * b[:count, :, None]
-        states[segments.singles] = state
+        segments.write_singles(states, state)
         out[:count] = (state * c[:count, :, None]).sum(3)
     _advance_rest(_scan_chunk, ScanInputs(c, b, x, decay), states, segments.rest, out)
     return out
