@@ -182,6 +182,27 @@ def kernels(most: float) -> Iterator[Measured]:
                 moved = 2 * states[:32].nbytes
                 yield f"{name}, 32 decodes: states read and written", moved / seconds / 1e9, "GB/s", 0.5 * most
             yield f"{name}, {tokens} tokens", arithmetic / seconds / 1e9, "GFLOP/s", None
+    yield from draft_tokens(native, states)
+
+
+def draft_tokens(native: NativeRecurrence, states: torch.Tensor) -> Iterator[Measured]:
+    """Yield the time of a decode with four draft tokens in one layer, with and without snapshots to undo them."""
+    q, k, v = torch.randn(3, 5, *states.shape[1:3]).unbind()
+    inputs = DeltaInputs(q, k, v, -torch.rand(5, len(q[0])), torch.rand(5, len(q[0])))
+    singles, tokens = torch.zeros(1, dtype=torch.int64), range(1, 5)
+    undone = [Segment(token, token + 1, 0, token + 1 if token < 4 else -1) for token in tokens]
+    seconds = best_of(
+        {
+            "4 draft tokens in a layer": partial(
+                native.gated_delta_rule, inputs, states, Segments(singles, [Segment(1, 5, 0)])
+            ),
+            "the same, with a snapshot after each": partial(
+                native.gated_delta_rule, inputs, states, Segments(singles, undone, [(0, 1)])
+            ),
+        }
+    )
+    for name, each in seconds.items():
+        yield name, each * 1e6, "us", None
 
 
 SHAPE: dict[str, Any] = {

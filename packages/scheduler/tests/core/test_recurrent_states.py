@@ -1,8 +1,11 @@
 """Scheduling of models with recurrent state: snapshots in the radix cache, checkpoints, and their limits."""
 
+from collections.abc import Sequence
+
+import msgspec
 import pytest
 
-from tercet.protocol.messages.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind, pack_ints
 from tercet.scheduler.core import state_snapshots
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import Plan
@@ -11,14 +14,17 @@ from tercet.scheduler.testing import Driver, FakeExecutor, request, small_capaci
 SHARED = [1 + number % 40 for number in range(64)]
 
 
-def driver(*, snapshots: int = 40, budget: int = 64, radix_cache: bool = True, pages: int = 400) -> Driver:
+def driver(
+    *, snapshots: int = 40, budget: int = 64, radix_cache: bool = True, pages: int = 400, draft_rows: int = 0
+) -> Driver:
     capacity = small_capacity(pages=pages, snapshots=snapshots, context_length=1024)
-    return Driver(capacity, CoreConfig(token_budget=budget, radix_cache=radix_cache), overlap=1)
+    config = CoreConfig(token_budget=budget, radix_cache=radix_cache, draft_rows=draft_rows)
+    return Driver(capacity, config, overlap=1)
 
 
-def ask(run: Driver, rid: str, prompt: list[int], count: int = 8) -> list[int]:
+def ask(run: Driver, rid: str, prompt: list[int], count: int = 8, prediction: Sequence[int] = ()) -> list[int]:
     """Return the answer to a request that runs alone, which must be right."""
-    run.send(request(rid, prompt, max_new_tokens=count, ignore_eos=True))
+    run.send(request(rid, prompt, max_new_tokens=count, ignore_eos=True, prediction=prediction))
     run.run()
     wanted = request(rid, prompt, max_new_tokens=count, ignore_eos=True)
     assert run.output[rid, 0] == run.answer(wanted)
@@ -130,6 +136,57 @@ def test_running_choices_leave_a_checkpoint_to_those_with_a_grammar(monkeypatch:
     run.send(sent[-1])
     run.run()
     assert all(run.output[wanted.rid, 0] == run.answer(wanted) for wanted in sent)
+    run.assert_empty()
+
+
+def predicted(run: Driver, prompt: list[int], count: int) -> list[int]:
+    """Return the answer to a prompt, in which each seventh token is wrong."""
+    answer = run.answer(request("", prompt, max_new_tokens=count, ignore_eos=True))
+    return [token if place % 7 else token + 1 for place, token in enumerate(answer, start=1)]
+
+
+@pytest.mark.parametrize("radix_cache", [True, False])
+def test_a_rejected_draft_token_is_undone(radix_cache: bool) -> None:
+    run = driver(draft_rows=8, radix_cache=radix_cache)
+    ask(run, "r", SHARED, 60, predicted(run, SHARED, 60))
+    counters = run.core.counters
+    assert 40 < counters.accepted_tokens < counters.drafted_tokens
+    undone = [restore for plan in run.plans for restore in plan.restores]
+    assert 0 < len(undone) <= counters.drafted_tokens - counters.accepted_tokens
+    run.assert_empty()
+
+
+def test_snapshots_of_an_output_are_taken_among_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_snapshots, "OUTPUT_INTERVAL", 4)
+    for wrong in (False, True):
+        run = driver(draft_rows=8)
+        told = predicted(run, SHARED, 43) if wrong else run.expected(SHARED, 43)
+        answer = ask(run, "first", SHARED, 43, told)
+        assert run.core.counters.accepted_tokens > 20
+        assert cached_by(run, "turn", [*SHARED, *answer, 7]) == len(SHARED) + 40
+
+
+def test_without_spare_snapshots_no_token_is_drafted() -> None:
+    run = driver(snapshots=8, draft_rows=8)
+    ask(run, "r", SHARED, 30, predicted(run, SHARED, 30))
+    assert run.core.counters.drafted_tokens == 0
+    run = driver(snapshots=10, draft_rows=8)
+    ask(run, "r", SHARED, 30, predicted(run, SHARED, 30))
+    assert max(len(plan.draft_tokens) for plan in run.plans) == 2
+
+
+def test_a_late_mask_beside_draft_tokens_rewinds_the_state() -> None:
+    capacity = small_capacity(pages=100, snapshots=20, grammars="any")
+    late = iter([False, True, False, True, True] + [False] * 100)
+    fake = FakeExecutor(capacity, grammar=lambda _: ((), False), defers=lambda _plan, _row: next(late))
+    run = Driver(capacity, CoreConfig(token_budget=16, draft_rows=8), executor=fake)
+    wanted = request("r", SHARED[:10], max_new_tokens=40, ignore_eos=True, grammar=Grammar(GrammarKind.REGEX, ""))
+    answer = run.answer(wanted)
+    told = [token if place % 7 else token + 1 for place, token in enumerate(answer, start=1)]
+    run.send(msgspec.structs.replace(wanted, prediction=pack_ints(told)))
+    run.run()
+    assert run.output["r", 0] == answer
+    assert 10 < run.core.counters.accepted_tokens < run.core.counters.drafted_tokens
     run.assert_empty()
 
 

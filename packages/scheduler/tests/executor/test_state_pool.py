@@ -54,10 +54,12 @@ def test_rows_are_cut_where_snapshots_are_taken(pool: StatePool) -> None:
     assert segments.rest == [Segment(1, 3, 2, 3), Segment(3, 7, 2, 4), Segment(7, 8, 1)]
 
 
-def test_snapshots_of_single_tokens_are_taken_at_the_end(pool: StatePool) -> None:
-    plan = Plan(step=0, rows=[Row(2, 7, 1, sample=True)], snapshots=[StateSnapshot(0, 1, 0)])
-    pool.begin(plan)
-    assert states(pool)[SLOTS] == 3
-    pool.end(plan)
-    assert states(pool)[SLOTS] == 2
+def test_draft_tokens_continue_the_sequences_of_decodes(pool: StatePool) -> None:
+    rows = [Row(0, 5, 1, sample=True), Row(2, 7, 1, sample=True), Row(2, 8, 1, sample=True), Row(2, 9, 1, sample=True)]
+    taken = [StateSnapshot(1, 1, 0), StateSnapshot(2, 1, 3)]
+    segments = pool.begin(Plan(step=0, rows=rows, snapshots=taken, draft_tokens={2: 5, 3: 6}))
+    assert segments.singles.tolist() == [0, 2]
+    assert segments.taken == [(1, SLOTS)]
+    assert segments.rest == [Segment(2, 3, 2, SLOTS + 3), Segment(3, 4, 2)]
+    assert states(pool) == list(range(SLOTS + SNAPSHOTS)), "snapshots of tokens are taken by the layers"
     assert pool.bytes == 2 * (SLOTS + SNAPSHOTS) * (2 * 4 + 3 * 2)

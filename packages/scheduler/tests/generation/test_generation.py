@@ -106,6 +106,7 @@ class Server(Driver):
         pages: int = 200,
         overlap: int = 0,
         kv_cache_dtype: str = "auto",
+        spare_snapshots: int = 0,
         **config: Any,
     ) -> None:
         shape, settings = load_config(directory), CoreConfig(**config)
@@ -113,14 +114,14 @@ class Server(Driver):
         page = sum(layer.page_bytes for layer in kv_shapes(paged, shape, WHOLE).values())
         state = sum(tensor.bytes for tensors in state_layers(shape).values() for tensor in tensors)
         # as in `KVBudget`: the states of the slots, a snapshot of each, and a quarter of the rest for more snapshots
-        size = pages * page if not state else 2 * 4 * state + pages * (page or 1024) * 4 // 3
+        size = pages * page if not state else 2 * 4 * state + pages * (page or 1024) * 4 // 3 + spare_snapshots * state
         options = WorkerOptions(
             model=directory,
             device="cpu",
             page_size=PAGE_SIZE,
             slots=4,
             kv_cache_bytes=size,
-            max_total_tokens=None if page else pages * PAGE_SIZE,
+            max_total_tokens=None if page and not spare_snapshots else pages * PAGE_SIZE,
             kv_cache_dtype=kv_cache_dtype,
             attention_backend=backend,
             overlap=overlap > 0,
@@ -204,7 +205,7 @@ def test_a_cache_of_8_bits_gives_again_what_it_gave(serve: Serve, expected: Expe
     assert server.output["first", 0] == server.output["again", 0] != expected("qwen3_moe", "long")[:60]
 
 
-@with_hybrids
+@families
 def test_after_retraction(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family, pages=48, radix_cache=False, reserve=0.0, reserve_floor=0.0)
     for name in PROMPTS:
@@ -290,7 +291,7 @@ def test_guesses_change_nothing_that_is_sampled(family: str, penalties: dict[str
     assert guessing.core.counters.accepted_tokens > TOKENS
 
 
-@with_hybrids
+@families
 def test_resumed_elsewhere(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family)
     whole = expected(family, "branch")
@@ -333,14 +334,33 @@ def test_a_branch_gets_a_snapshot_from_the_second_prompt_on(family: str, serve: 
 
 
 @pytest.mark.parametrize(("family", "overlap"), by_cache(HYBRID, 0, 1))
-def test_choices_of_a_hybrid_model_share_its_prompt(
-    family: str, overlap: int, serve: Serve, expected: Expected
-) -> None:
-    server = serve(family, overlap=overlap, pages=4000)
-    server.ask("greedy", "long", n=3)
+def test_guesses_with_recurrent_states(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
+    """Wrong ones are undone, in chunked and mixed batches, choices of one prompt, after retraction and resumption."""
+    few = {"pages": 44, "reserve": 0.0, "reserve_floor": 0.0}
+    server = serve(family, overlap=overlap, spare_snapshots=24, token_budget=23, draft_rows=8, **few)
+    whole = expected(family, "branch")
+    told = [token if position % 7 else (token + 1) % VOCAB_SIZE for position, token in enumerate(whole, start=1)]
+    server.ask("long", "long")
+    for _ in range(9):
+        server.step()
+    server.ask("branch", "branch", n=3, prediction=told)
     server.run()
-    assert [server.output["greedy", choice] for choice in range(3)] == [expected(family, "long")] * 3
-    assert sum(len(plan.restores) for plan in server.plans) == 2
+    assert server.output["long", 0] == expected(family, "long")
+    assert [server.output["branch", choice] for choice in range(3)] == [whole] * 3
+    counters = server.core.counters
+    assert counters.mixed_steps > 0
+    assert counters.chunks >= 5
+    assert counters.retractions > 0
+    assert counters.cached_tokens >= 2 * 104
+    server.output["resumed", 0] = whole[:31]
+    before = counters.accepted_tokens, counters.drafted_tokens, len(server.plans)
+    server.ask("resumed", "branch", attempt=1, resume=[Resume(0, pack_ints(whole[:31]))], prediction=told)
+    server.run()
+    assert server.output["resumed", 0] == whole
+    accepted, drafted, undone = counters.accepted_tokens, counters.drafted_tokens, server.plans[before[2] + 1 :]
+    assert 0 < before[0] < accepted - 20
+    assert before[1] - before[0] < drafted - accepted, "some are wrong at every stage"
+    assert any(plan.restores for plan in undone)
 
 
 @pytest.mark.parametrize("family", OTHERS)

@@ -158,7 +158,7 @@ def _snapshots(core: Scheduler) -> list[str]:
         found.append("the choices that hold snapshots are not those that run")
     holders = Counter(states.read)
     for holding in states.holdings.values():
-        holders.update([snapshot for _, snapshot in holding.taken])
+        holders.update([snapshot for _, snapshot in (*holding.taken, *holding.drafts)])
         holders.update([holding.checkpoint] if holding.checkpoint >= 0 else [])
         if any(tokens % core.memory.page_size for tokens, _ in holding.taken):
             found.append("a snapshot is not at the end of a page")

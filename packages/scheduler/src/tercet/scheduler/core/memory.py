@@ -192,8 +192,7 @@ class KVMemory:
         self.pools.release([group[req.shared : existing] for group in req.pages])
         self.pools.release([group[max(valid, existing) :] for group in req.pages])
         if self.states is not None:
-            self.states.publish(req, valid * self.page_size)
-            self.states.release(req)
+            self.states.release(req, valid * self.page_size)
         if self.windows is not None:
             if valid >= req.shared:  # fewer if the last token is to be computed again
                 self.windows.publish(req, node, valid)
@@ -207,7 +206,7 @@ class KVMemory:
     def on_step_committed(self, plan: Plan, reqs: Sequence[Req]) -> None:
         """Free the pages whose freeing waited for a plan, which has committed."""
         if self.states is not None:
-            self.states.on_step_committed(plan.step)
+            self.states.on_step_committed(plan, reqs)
         if self.windows is not None:
             for req, tokens in self.windows.on_step_committed(plan, reqs):
                 self.publish(req, tokens)  # may add to the pages below

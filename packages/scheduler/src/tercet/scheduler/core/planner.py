@@ -48,8 +48,7 @@ class Planner:
         self._memory = memory
         self._waiting = waiting
         self._counters = counters
-        # a recurrent state covers draft tokens, too, and cannot forget those that turn out to be wrong
-        self._drafter = Drafter(config.draft_rows if memory.states is None else 0, memory.cache)
+        self._drafter = Drafter(config.draft_rows, memory.cache)
         self._budget = max(config.token_budget, len(memory.free_slots))
         self._share = TenantShare.of(max(1, self._budget // config.protection))
         self._reserve = config.reserve
@@ -244,7 +243,10 @@ class Planner:
         asked = [req for req in builder.reqs if req.length == len(req.tokens) + 1]
         for left, req in zip(range(len(asked), 0, -1), asked, strict=True):
             tokens = self._drafter.guess(req, min(-(-room // left), req.end - req.length))
-            room -= builder.add_drafts(req, tokens[: self._spare_room(req, len(tokens))])
+            count = min(len(tokens), self._spare_room(req, len(tokens)))
+            if self._memory.states is not None and count:
+                count = self._memory.states.draft(req, count)
+            room -= builder.add_drafts(req, tokens[:count])
 
     def _spare_room(self, req: Req, wanted: int) -> int:
         """Return the tokens a choice has pages for beyond those it computes, after taking pages for up to `wanted`."""

@@ -4,6 +4,9 @@ A slot has one running state. Snapshots of a prompt are taken where another prom
 `LONG_PROMPT` tokens; those of an output every `OUTPUT_INTERVAL` tokens. They enter the radix cache with the pages of
 their tokens. A choice with a grammar also keeps the state before its last known token, its checkpoint: that token is
 computed again if the grammar's mask is late.
+
+A state cannot forget a draft token. A step with draft tokens therefore takes a snapshot after each row of the choice
+but the last, and the one after the last accepted token is restored before the next step.
 """
 
 from bisect import bisect_left, insort
@@ -14,7 +17,7 @@ from dataclasses import dataclass, field
 from tercet.scheduler.core.cache.page_pools import PagePool
 from tercet.scheduler.core.cache.prefix_cache import Match
 from tercet.scheduler.core.cache.state_cache import StateRadixCache
-from tercet.scheduler.core.plan import Row, StateRestore, StateSnapshot
+from tercet.scheduler.core.plan import Plan, Row, StateRestore, StateSnapshot
 from tercet.scheduler.core.request import Req
 
 LONG_PROMPT = 4096
@@ -34,6 +37,10 @@ class _Holding:
     taken: deque[tuple[int, int]] = field(default_factory=deque)
     """(tokens, snapshot) that are not in the cache yet, ascending."""
     checkpoint: int = -1
+    drafts: list[tuple[int, int]] = field(default_factory=list)
+    """(tokens, snapshot) of a step with draft tokens, until these are verified."""
+    drafted: int = 0
+    """Tokens that this step computes, if all draft tokens are accepted."""
 
 
 class StateSnapshots:
@@ -96,6 +103,18 @@ class StateSnapshots:
         at = bisect_left(places, least)
         return places[at] if at < len(places) else -1
 
+    def draft(self, req: Req, wanted: int) -> int:
+        """Set snapshots aside for up to `wanted` draft tokens behind a choice's planned row; return for how many."""
+        holding, first = self.holdings[req], req.computed
+        count = 0
+        while count < wanted and self._make_room(self._unused_checkpoints):
+            holding.drafts.append((first + count, self.pool.allocate(1)[0]))
+            count += 1
+        holding.drafted = last = first + count
+        if count and self._is_due(last) and self._make_room(self._unused_checkpoints):
+            holding.drafts.append((last, self.pool.allocate(1)[0]))
+        return count
+
     def plan(
         self, step: int, rows: Sequence[Row], reqs: Sequence[Req]
     ) -> tuple[list[StateRestore], list[StateSnapshot]]:
@@ -103,8 +122,11 @@ class StateSnapshots:
         snapshots = []
         for index, (row, req) in enumerate(zip(rows, reqs, strict=True)):
             holding = self.holdings[req]
-            taken = [(tokens, self._take(holding, tokens)) for tokens in self._reached(holding, row)]
-            if row.sample and holding.checkpoint >= 0:
+            if drafts := holding.drafts:
+                taken = [each for each in drafts if each[0] == row.start + 1]
+            else:
+                taken = [(tokens, self._take(holding, tokens)) for tokens in self._reached(holding, row)]
+            if row.sample and holding.checkpoint >= 0 and not (drafts and row.start >= drafts[0][0]):
                 taken.append((row.start + row.count - 1, holding.checkpoint))
             snapshots += [StateSnapshot(index, at - row.start, each) for at, each in sorted(taken) if each >= 0]
         if self._read:
@@ -124,19 +146,46 @@ class StateSnapshots:
             if not self.cache.attach(req.salt, req.cache_key(at), snapshot):
                 self.pool.release([snapshot])
 
-    def release(self, req: Req) -> None:
-        """Free all snapshots of a choice that gives up its slot."""
+    def release(self, req: Req, tokens: int) -> None:
+        """Publish the snapshots of a choice after up to `tokens` tokens, and free all others: it gives up its slot."""
+        self._verify(req)
+        self.publish(req, tokens)
         holding = self.holdings.pop(req)
         self.pool.release(snapshot for _, snapshot in holding.taken)
         if holding.checkpoint >= 0:
             self.pool.release([holding.checkpoint])
             self._unused_checkpoints += 1
-        self._restores = [each for each in self._restores if each.slot != req.slot]
+        for each in [each for each in self._restores if each.slot == req.slot]:
+            self._restores.remove(each)
+            if each.snapshot in self._read:  # not a checkpoint
+                self._read.remove(each.snapshot)
+                self.pool.release([each.snapshot])
 
-    def on_step_committed(self, step: int) -> None:
-        """Release the snapshots that plan `step`, which has committed, has read."""
-        while self.pins and self.pins[0][0] <= step:
+    def on_step_committed(self, plan: Plan, reqs: Sequence[Req]) -> None:
+        """Release the snapshots that a plan, which has committed, has read. Undo its rejected draft tokens."""
+        while self.pins and self.pins[0][0] <= plan.step:
             self.pool.release(self.pins.popleft()[1])
+        for index in plan.draft_tokens:
+            self._verify(reqs[index])
+
+    def _verify(self, req: Req) -> None:
+        """Restore the state after a choice's computed tokens, if its slot has that of rejected draft tokens, too.
+
+        Keep snapshots of the output that are due, and free the others.
+        """
+        holding = self.holdings.get(req)
+        if holding is None:
+            return
+        drafts, holding.drafts = holding.drafts, []
+        for tokens, snapshot in drafts:
+            if tokens == req.computed < holding.drafted:
+                self.pool.hold([snapshot])
+                self._read.append(snapshot)
+                self._restores.append(StateRestore(req.slot, snapshot))
+            if tokens <= req.computed and self._is_due(tokens):
+                self._keep(holding, tokens, snapshot)
+            else:
+                self.pool.release([snapshot])
 
     def _places(self, req: Req, match: Match) -> list[int]:
         """Return the numbers of known tokens after which a choice takes snapshots."""
@@ -156,17 +205,25 @@ class StateSnapshots:
         last = end // self._interval * self._interval
         return [last] if last > max(row.start, holding.known) else []
 
+    def _is_due(self, tokens: int) -> bool:
+        """Return whether the cache gets a snapshot of an output after so many tokens."""
+        return self.cache is not None and tokens % self._interval == 0
+
     def _take(self, holding: _Holding, tokens: int) -> int:
         """Return a free snapshot for the state after some tokens; -1 if all are needed elsewhere."""
         if not self._make_room(self._unused_checkpoints):
             return -1
         [snapshot] = self.pool.allocate(1)
+        self._keep(holding, tokens, snapshot)
+        return snapshot
+
+    def _keep(self, holding: _Holding, tokens: int, snapshot: int) -> None:
+        """Keep a snapshot for the cache. Release the oldest one of the output if these are more than it may hold."""
         holding.taken.append((tokens, snapshot))
         outputs = [each for each in holding.taken if each[0] > holding.known]
         if len(outputs) > _HELD_OUTPUTS:
             holding.taken.remove(outputs[0])
             self.pool.release([outputs[0][1]])
-        return snapshot
 
     def _make_room(self, spared: int = 0) -> bool:
         """Free a snapshot, unless no more than `spared` could be left besides."""

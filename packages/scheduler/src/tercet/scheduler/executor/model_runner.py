@@ -171,8 +171,6 @@ class ModelRunner:
         if self._media is not None:
             inputs, replaced, cross = self._media.begin(plan.rows, inputs)
         hidden = self._forward(inputs, lora, segments, replaced, cross)
-        if self._states is not None:
-            self._states.end(plan)
         drafts = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.has_penalties(slots) else None
         sampled = self._sample(hidden, inputs, slots, constrained, drafts, adapted=lora is not None)
         prompts = []

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tercet.kernels.ops.recurrent import Segment, Segments
-from tercet.scheduler.core.plan import Plan, Row, StateSnapshot
+from tercet.scheduler.core.plan import Plan, StateSnapshot
 from tercet.scheduler.executor.kv_pool import zeros
 from tercet.scheduler.models.config.recurrent_config import StateTensor
 
@@ -48,14 +48,9 @@ class StatePool:
         self._copy([(slots[each.row], self._slots + each.snapshot) for each in plan.snapshots if not each.tokens])
         return self._segments(plan)
 
-    def end(self, plan: Plan) -> None:
-        """Take the snapshots of rows with one token, after the forward pass."""
-        singles = _leading_singles(plan.rows)
-        taken = [each for each in plan.snapshots if each.row < singles and each.tokens]
-        self._copy([(plan.rows[each.row].slot, self._slots + each.snapshot) for each in taken])
-
     def _segments(self, plan: Plan) -> Segments:
-        singles = _leading_singles(plan.rows)
+        """Return the segments of a plan's tokens. Draft tokens continue the sequences of decodes before them."""
+        singles = _leading_decodes(plan)
         device = next(iter(self._layers.values()))[0].device
         taken: dict[int, list[StateSnapshot]] = {}
         for each in plan.snapshots:
@@ -71,8 +66,9 @@ class StatePool:
             if begin < end:
                 rest.append(Segment(begin, end, row.slot))
             begin = end
-        slots = [row.slot for row in plan.rows[:singles]]
-        return Segments(torch.tensor(slots, dtype=torch.int64, device=device), rest)
+        slots = torch.tensor([row.slot for row in plan.rows[:singles]], dtype=torch.int64, device=device)
+        of_singles = (each for row, of_row in taken.items() if row < singles for each in of_row)
+        return Segments(slots, rest, [(each.row, self._slots + each.snapshot) for each in of_singles])
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy states: (source, target) each. No target is a source."""
@@ -82,6 +78,7 @@ class StatePool:
                     tensor[target].copy_(tensor[source])
 
 
-def _leading_singles(rows: Sequence[Row]) -> int:
-    """Return the number of rows with one token before the first with several."""
-    return next((index for index, row in enumerate(rows) if row.count > 1), len(rows))
+def _leading_decodes(plan: Plan) -> int:
+    """Return the number of rows with one token before the first with several, or with a draft token."""
+    rows = enumerate(plan.rows)
+    return next((index for index, row in rows if row.count > 1 or index in plan.draft_tokens), len(plan.rows))

@@ -242,7 +242,7 @@ class TpModelWorker:
         options, config, runner = self._options, self._config, self._runner
         # warm up without graphs; graphs of rare step shapes are captured on first use
         graphs, runner.graphs = runner.graphs, None
-        chained, adapted = options.draft_rows > 0 and self._states is None, options.max_loras > 0
+        chained, adapted = options.draft_rows > 0, options.max_loras > 0
         for plan in ordinary_plans(
             options.rows, options.step_tokens, config.context_length, chained=chained, adapted=adapted
         ):
