@@ -24,10 +24,10 @@ from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 
 Reference = Callable[..., Any]
-Expected = Callable[[str, str], list[int]]
+Expected = Callable[..., list[int]]
 Serve = Callable[..., "Server"]
 
-TOKENS = 80
+TOKENS, MOST_TOKENS = 80, 200
 PAGE_SIZE = 8
 VOCAB_SIZE = 389
 
@@ -73,7 +73,6 @@ def by_cache(names: Sequence[str], *options: Any) -> list[Any]:
 
 
 families = pytest.mark.parametrize("family", by_cache(FAMILIES))
-with_hybrids = pytest.mark.parametrize("family", by_cache([*FAMILIES, *HYBRID]))
 with_experts = pytest.mark.parametrize("family", by_cache(WITH_EXPERTS))
 
 
@@ -82,15 +81,16 @@ def expected(checkpoints: Callable[[str], Path], reference: Reference) -> Expect
     """What transformers generates: `expected(family, prompt's name)`."""
     known: dict[tuple[str, str], list[int]] = {}
 
-    def generate(family: str, prompt: str) -> list[int]:
-        if (family, prompt) not in known:
+    def generate(family: str, prompt: str, tokens: int = TOKENS) -> list[int]:
+        if len(known.get((family, prompt), ())) < tokens:
+            most = MOST_TOKENS if prompt == "long" and family in (*FAMILIES, *HYBRID) else tokens
             model = reference(checkpoints(family))
             model.generation_config.eos_token_id = None
             ids = torch.tensor([PROMPTS[prompt]])
             mask = torch.ones_like(ids)
-            made = model.generate(ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
+            made = model.generate(ids, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=0)
             known[family, prompt] = made[0, ids.shape[1] :].tolist()
-        return known[family, prompt]
+        return known[family, prompt][:tokens]
 
     return generate
 
@@ -153,30 +153,29 @@ def serve(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) ->
         server.assert_empty()
 
 
-@with_hybrids
-def test_alone(family: str, serve: Serve, expected: Expected) -> None:
-    server = serve(family)
-    server.ask("a", "long")
-    server.run()
-    assert server.output["a", 0] == expected(family, "long")
-    assert server.finishes["a", 0] == FinishReason(FinishType.LENGTH)
-    assert server.core.counters.steps == TOKENS
-    assert len(set(server.output["a", 0])) > 20  # a model that repeats itself would hide mistakes
-
-
 @pytest.mark.parametrize(("family", "overlap"), by_cache([*FAMILIES, *HYBRID], 0, 1))
-def test_in_mixed_batches_with_chunked_prefill(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
+def test_200_tokens_alone_and_in_mixed_batches(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
+    """With prompts in chunks. The long answer is alone between the end of the short one and the last prompt."""
     server = serve(family, overlap=overlap, token_budget=23, radix_cache=False)
-    for turns, name in ((3, "short"), (9, "long"), (0, "branch")):
-        server.ask(name, name)
+    for turns, name, tokens in ((3, "short", TOKENS), (120, "long", MOST_TOKENS), (0, "branch", TOKENS)):
+        server.ask(name, name, max_new_tokens=tokens)
         for _ in range(turns):
             server.step()
+    alone = [plan for plan in server.plans if len(plan.rows) == 1 and plan.rows[0].start > len(LONG)]
     server.run()
-    assert {name: server.output[name, 0] for name in PROMPTS} == {name: expected(family, name) for name in PROMPTS}
+    assert len(alone) > 20
+    assert server.output["long", 0] == expected(family, "long", MOST_TOKENS)
+    assert [server.output[name, 0] for name in ("short", "branch")] == [
+        expected(family, "short"),
+        expected(family, "branch"),
+    ]
+    assert len(set(server.output["long", 0])) > 20  # a model that repeats itself would hide mistakes
+    assert server.finishes["long", 0] == FinishReason(FinishType.LENGTH)
     counters = server.core.counters
     assert counters.mixed_steps >= 10
     assert counters.chunks >= 10
     assert counters.cached_tokens == 0
+    assert counters.steps < MOST_TOKENS + 20
 
 
 @with_experts
@@ -367,8 +366,8 @@ def test_guesses_with_recurrent_states(family: str, overlap: int, serve: Serve, 
 def test_families_whose_layers_differ_in_every_case(
     family: str, serve: Serve, checkpoints: Callable[[str], Path], reference: Reference
 ) -> None:
-    server = serve(family, pages=44, token_budget=23, draft_rows=8, reserve=0.0, reserve_floor=0.0)
-    server.ask("long", "long", max_new_tokens=70)
+    server = serve(family, pages=46, token_budget=23, draft_rows=8, reserve=0.0, reserve_floor=0.0)
+    server.ask("long", "long", max_new_tokens=MOST_TOKENS)
     for _ in range(9):
         server.step()
     server.ask("short", "short", n=3, max_new_tokens=70)
