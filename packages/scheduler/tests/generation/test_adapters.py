@@ -154,6 +154,36 @@ def test_tokens_with_adapters_are_guessed(
     server.close()
 
 
+def test_a_model_with_recurrent_state_runs_adapters(
+    checkpoints: Callable[[str], Path], reference: Reference, tmp_path: Path
+) -> None:
+    """Guessed tokens and snapshots of the prefix cache included."""
+    base = checkpoints("lfm2")
+    layers = r".*layers\.\d+\.(conv\.(in|out)_proj|self_attn\.\w+_proj|feed_forward\.w\d)"
+    adapter = write_adapter(tmp_path, base, modules=layers)
+    answers = {}
+    for name, model in (
+        ("plain", reference(base)),
+        ("adapted", peft.PeftModel.from_pretrained(reference(base), adapter)),
+    ):
+        model.generation_config.eos_token_id = None
+        ids = torch.tensor([PROMPTS["branch"]])
+        made = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+        answers[name] = made[0, ids.shape[1] :].tolist()
+    assert answers["plain"] != answers["adapted"]
+    server = Server(base, backend="auto", draft_rows=8)
+    for turn in range(2):
+        for name, path in (("adapted", adapter), ("plain", None)):
+            told = [token if place % 7 else 3 for place, token in enumerate(answers[name], start=1)]
+            server.ask(f"{name} {turn}", "branch", path, max_new_tokens=40, prediction=told)
+        server.run()
+        assert {name: server.output[f"{name} {turn}", 0] for name in answers} == answers
+    counters = server.core.counters
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
+    assert counters.cached_tokens == 2 * 104
+    server.close()
+
+
 def test_prefixes_are_found_again_with_the_same_adapter_alone(
     base: Path, adapters: dict[str, Path], expected: Callable[[str, str], list[int]]
 ) -> None:

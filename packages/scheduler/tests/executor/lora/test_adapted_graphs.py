@@ -29,6 +29,7 @@ class Bank:
         self.ranks = [0] * places
         self.weights = {"layer": LoRAWeights(torch.zeros(places, 1, 1), torch.zeros(places, 1, 1), (1,))}
         self.targets: Mapping[str, Any] = {}
+        self.architecture = ""
         self.bytes = 8 * places
 
     def install(self, place: int, layers: object, rank: int) -> None:

@@ -1,6 +1,7 @@
 """Adapters of every architecture against PEFT's, over transformers' models."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from packages.scheduler.tests.conftest import ALL, LATENT, MIXTURES, NOT_NATIVE, distinct
+from packages.scheduler.tests.conftest import (
+    ALL,
+    HYBRID_VARIANTS,
+    HYBRIDS,
+    LATENT,
+    MIXTURES,
+    NOT_NATIVE,
+    distinct,
+)
 from packages.scheduler.tests.models.families.test_families import Paged, expected, load, some_tokens
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Segment
@@ -33,6 +42,7 @@ from tercet.scheduler.testing.thread_ranks import on_ranks
 
 pytestmark = [  # which peft asks for
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"),
 ]
 
 Checkpoints = Callable[[str], Path]
@@ -52,7 +62,7 @@ def adapted(model: CausalLM, *directories: Path, places: int = 3) -> LoRABank:
 
 
 def read_files(bank: LoRABank, directory: Path, sha256: str = "") -> Adapter:
-    return read_adapter(LoRAAdapter(str(directory), sha256), bank.targets, MOST, torch.float32)
+    return read_adapter(LoRAAdapter(str(directory), sha256), bank.targets, MOST, torch.float32, bank.architecture)
 
 
 class Adapted(Paged):
@@ -137,6 +147,88 @@ def test_every_family_gives_what_peft_gives(
 
     base = checkpoints(name)
     assert_as_peft(name, run, base, reference(base), tmp_path, tolerance=2e-4)
+
+
+NOT_ADAPTED = r".*(lm_head|experts?|fc\d_latent_proj|kv_[ab]_proj|kv_a_proj_with_mqa|shared_expert_gate)\b.*"
+"""Linear layers of models with recurrent state that have no adapters."""
+
+
+def peft_adapter(model: Any, directory: Path, *, rank: int, seed: int) -> Path:
+    """Write an adapter of all linear layers that can have one, as PEFT names them."""
+    torch.manual_seed(seed)
+    latent = {path.rpartition(".")[0] for path, _ in model.named_modules() if path.endswith(".kv_b_proj")}
+    targets = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not re.fullmatch(NOT_ADAPTED, path)
+        if path.rpartition(".")[0] not in latent
+    ]
+    if model.config.model_type == "qwen3_next":  # peft takes the names of MLPs for experts'
+        targets = [path for path in targets if ".mlp." not in path]
+    if "granite_hybrid_moe" in str(model.name_or_path):  # whose only MLPs are shared experts
+        targets = [path for path in targets if ".shared_mlp." not in path]
+    if model.config.model_type in ("mamba2", "falcon_h1", "nemotron_h"):  # peft adapts their input projections alone
+        targets = [path for path in targets if not path.endswith(("mixer.out_proj", "mamba.out_proj"))]
+    config = peft.LoraConfig(r=rank, lora_alpha=8, target_modules=targets, init_lora_weights="gaussian")
+    adapted = peft.get_peft_model(model, config)
+    for name, weight in adapted.named_parameters():
+        if ".lora_" in name:
+            weight.data = torch.randn_like(weight) * 0.08
+    adapted.save_pretrained(str(directory))
+    adapted.unload()
+    return directory
+
+
+SLOW = {"qwen3_5_moe", "lfm2_moe", "granite_hybrid_moe", "kimi_linear_dense", "olmo_hybrid_nope", *HYBRID_VARIANTS}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in (*HYBRIDS, *HYBRID_VARIANTS)],
+)
+def test_models_with_recurrent_state_give_what_peft_gives(
+    name: str, checkpoints: Checkpoints, reference: Reference, tmp_path: Path
+) -> None:
+    """A prompt with an adapter in chunks and decodes, beside one with another and one with none."""
+    base = checkpoints(name)
+    directories = [peft_adapter(reference(base), tmp_path / str(seed), rank=3 + seed, seed=seed) for seed in (1, 2)]
+    model, bank = attached(base, *directories)
+    paged = Adapted(model, bank, places=[0, 1, -1])
+    parts = [paged.step((0, TOKENS[:19]), (1, TOKENS[:3]), (2, TOKENS[:20]))]
+    parts += [paged.step((0, TOKENS[19:20]), (1, TOKENS[3:30]), (2, TOKENS[20:21]))]
+    parts += [paged.step((0, TOKENS[20:21]), (1, TOKENS[30:31]), (2, TOKENS[21:22]))]
+    got = [torch.cat(rows) for rows in zip(*parts, strict=True)]
+    wanted = [
+        peft_logits(reference(base), directories[0], TOKENS[:21]),
+        peft_logits(reference(base), directories[1], TOKENS[:31]),
+        expected(reference(base), TOKENS[:22]),
+    ]
+    for logits, right in zip(got, wanted, strict=True):
+        torch.testing.assert_close(logits, right, atol=5e-3, rtol=1e-3)
+    assert (wanted[0] - wanted[2][:21]).abs().max() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("qwen3_next", "model.layers.0.mlp.shared_expert.up_proj"),
+        ("kimi_linear", "model.layers.1.self_attn.kv_a_proj_with_mqa"),
+        ("mamba2", "backbone.layers.0.mixer.conv1d"),
+    ],
+)
+def test_other_layers_of_models_with_recurrent_state_are_refused(
+    name: str, layer: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    base = checkpoints(name)
+    pattern = re.escape(layer if "conv1d" not in layer else "backbone.layers.0.mixer.in_proj")
+    renamed = {"backbone.layers.0.mixer.in_proj": "backbone.layers.0.mixer.conv1d"}
+    adapter = write_adapter(
+        tmp_path, base, modules=pattern, target_modules=[layer], named=lambda path: renamed.get(path, path)
+    )
+    bank = LoRABank(load(base), 1, MOST, torch.float32, torch.device("cpu"))
+    refused = layer.replace("backbone", "model").replace("mixer", "mamba")
+    with pytest.raises(AdapterError, match=f"{re.escape(refused)} is no layer that adapters can have here"):
+        read_files(bank, adapter)
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "glm", "qwen3_moe", "gemma3"])

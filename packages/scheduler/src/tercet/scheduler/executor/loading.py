@@ -220,10 +220,8 @@ def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: 
     """Allocate memory for adapters, in float32 on a CPU."""
     if not options.max_loras:
         return None
-    if config.latent is not None:
+    if config.latent is not None and config.recurrent is None:
         raise ValueError(f"max_loras {options.max_loras}: models with latent attention run no adapters")
-    if config.recurrent is not None:
-        raise ValueError(f"max_loras {options.max_loras}: models with recurrent layers run no adapters")
     if any(isinstance(each, CrossAttention) for each in model.modules()):
         raise ValueError(f"max_loras {options.max_loras}: models with cross-attention run no adapters")
     dtype = torch.float32 if device.type == "cpu" else config.dtype

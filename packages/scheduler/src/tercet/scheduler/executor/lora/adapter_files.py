@@ -21,7 +21,7 @@ from tercet.scheduler.model_files import (
     resolve_adapter,
 )
 from tercet.scheduler.models.layers.lora import LayerAdapter, Target
-from tercet.scheduler.models.weights.checkpoint_names import text_names
+from tercet.scheduler.models.weights.checkpoint_names import adapter_names
 
 _WEIGHTS = "adapter_model.safetensors"
 _HEADER_BYTES = 1 << 24
@@ -46,18 +46,22 @@ class Adapter:
     """Layers by their paths in `LoRABank.targets`."""
 
 
-def read_adapter(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype) -> Adapter:
+def read_adapter(
+    adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype, architecture: str
+) -> Adapter:
     """Read an adapter of rank `most` or less, with weights in `dtype`. Raise AdapterError."""
     try:
         with reading("the adapter"):
-            return _read(adapter, targets, most, dtype)
+            return _read(adapter, targets, most, dtype, architecture)
     except AdapterError:
         raise
     except ModelError as error:
         raise AdapterError(str(error)) from error
 
 
-def _read(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype) -> Adapter:
+def _read(
+    adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype, architecture: str
+) -> Adapter:
     path = resolve_adapter(adapter.path)
     longest = 4 * most * sum(target.rank_one_size for target in targets.values()) + _HEADER_BYTES
     config = _content(path, CONFIG, _CONFIG_BYTES)
@@ -70,7 +74,7 @@ def _read(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype:
     if adapter.sha256 not in ("", sha256):
         raise AdapterError("its files are others than when it was loaded: load it again")
     tensors = _tensors(weights)
-    pairs = _pairs(tensors, AdapterConfig.parse(values))
+    pairs = _pairs(tensors, AdapterConfig.parse(values), architecture)
     layers = {name: made for name, target in targets.items() if (made := _layer(pairs, target, dtype))}
     if pairs:
         raise AdapterError(f"{_WEIGHTS}: {next(iter(pairs))[:200]} is no layer that adapters can have here")
@@ -102,7 +106,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 """Scaled weights: a [rank, inputs] and b [outputs, rank]."""
 
 
-def _pairs(tensors: Mapping[str, torch.Tensor], config: AdapterConfig) -> dict[str, _Pair]:
+def _pairs(tensors: Mapping[str, torch.Tensor], config: AdapterConfig, architecture: str) -> dict[str, _Pair]:
     """Return the weights of each layer by its name, without layers outside the text model."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -110,7 +114,7 @@ def _pairs(tensors: Mapping[str, torch.Tensor], config: AdapterConfig) -> dict[s
         if match is None or tensor.ndim != 2 or tensor.dtype not in _KINDS:
             raise AdapterError(f"{_WEIGHTS}: {name[:200]} is no weight of a linear layer")
         found.setdefault(match[1], {})[match[2]] = tensor
-    here = text_names(found)
+    here = adapter_names(found, architecture)
     pairs = {}
     for name, weights in found.items():
         if name not in here or weights.keys() != {"A", "B"} or len(weights["A"]) != weights["B"].shape[1]:
@@ -133,7 +137,8 @@ def _layer(pairs: dict[str, _Pair], target: Target, dtype: torch.dtype) -> Layer
     if not own:
         return None
     rank = max(len(a) for a, _ in own.values())
-    made_a = torch.zeros(len(cuts), rank, target.inputs.held, dtype=dtype)
+    pieces = [part for part, _ in target.pieces]
+    made_a = torch.zeros(len(pieces), rank, target.inputs.held, dtype=dtype)
     made_b = torch.zeros(rank, sum(cut.held for cut in cuts.values()), dtype=dtype)
     first = 0
     for part, (name, cut) in enumerate(cuts.items()):
@@ -144,7 +149,7 @@ def _layer(pairs: dict[str, _Pair], target: Target, dtype: torch.dtype) -> Layer
                     f"{_WEIGHTS}: {name} is of {a.shape[1]} inputs and {len(b)} outputs, "
                     f"not of {target.inputs.whole} and {cut.whole}"
                 )
-            made_a[part, : len(a)] = target.inputs.along(1).of(a)
+            made_a[[piece == part for piece in pieces], : len(a)] = target.inputs.along(1).of(a).to(dtype)
             made_b[: len(a), first : first + cut.held] = cut.along(0).of(b).T
         first += cut.held
     return LayerAdapter(made_a, made_b if target.order is None else made_b[:, target.order])

@@ -31,7 +31,9 @@ AdapterLoader = AsyncLoader[LoRAAdapter, Adapter]
 def adapter_loader_of(bank: LoRABank) -> AdapterLoader:
     """Return a loader of adapters that fit a bank."""
     some = next(iter(bank.weights.values()))
-    read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
+    read = partial(
+        read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype, architecture=bank.architecture
+    )
     places = len(bank.ranks)
     most = max(2 * places, min(MOST_LOADED, _READ_BYTES * places // bank.bytes))
     return adapter_loader(read, spare=places, most=most)

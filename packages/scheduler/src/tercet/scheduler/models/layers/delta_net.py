@@ -84,13 +84,16 @@ class GatedDeltaNet(DeltaNet):
     ) -> None:
         super().__init__(config, layer_id, net, separate=separate)
         dtype, quantized = config.dtype, config.quantization is not None
-        stored = qkv_parts(net) if separate else {"in_proj_qkv": whole(net.channels)}
-        mixed = {**stored, "in_proj_z": whole(net.heads * net.value_dim)}
-        self.in_proj_qkvz = FusedLinear(config.hidden_size, mixed, bias=False, dtype=dtype, quantized=quantized)
-        rates = {"in_proj_b": whole(net.heads), "in_proj_a": whole(net.heads)}
-        self.in_proj_ba = FusedLinear(config.hidden_size, rates, bias=False, dtype=dtype, quantized=quantized)
+        values, channels, share = net.heads * net.value_dim, net.channels, net.heads // net.key_heads
         if grouped:
-            share = net.heads // net.key_heads
+            mixed, rates = {"in_proj_qkvz": whole(channels + values)}, {"in_proj_ba": whole(2 * net.heads)}
+        else:
+            stored = qkv_parts(net) if separate else {"in_proj_qkv": whole(channels)}
+            mixed = {**stored, "in_proj_z": whole(values)}
+            rates = {"in_proj_b": whole(net.heads), "in_proj_a": whole(net.heads)}
+        fused = partial(FusedLinear, config.hidden_size, bias=False, dtype=dtype, quantized=quantized)
+        self.in_proj_qkvz, self.in_proj_ba = fused(mixed), fused(rates)
+        if grouped:
             self.in_proj_qkvz.order = _ungrouped(net.key_heads, net.key_dim, net.key_dim, *[share * net.value_dim] * 2)
             self.in_proj_ba.order = _ungrouped(net.key_heads, share, share)
         self.dt_bias = empty_parameter(net.heads, dtype=torch.float32)

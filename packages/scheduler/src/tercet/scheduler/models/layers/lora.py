@@ -1,10 +1,12 @@
 """LoRA adapters of our models: their weights, and layers that add their outputs.
 
-Attention and plain MLPs can have adapters; experts, routers, norms, embeddings and heads cannot.
+Attention, recurrent layers and plain MLPs can have adapters; latent attention, experts, routers, norms, embeddings and
+heads cannot.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -14,10 +16,11 @@ from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.pinned import pinned_empty
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import LayerOps, TorchLayerOps
-from tercet.scheduler.models.layers.layers import Attention, GatedMLP
+from tercet.scheduler.models.layers.layers import Attention, GatedMLP, SquaredReLUMLP
 from tercet.scheduler.models.layers.linear import FusedLinear, Linear
+from tercet.scheduler.models.layers.recurrent import RecurrentLayer
 from tercet.scheduler.models.layers.shard import Cut
 
 
@@ -52,6 +55,14 @@ class Target:
         return cls(inputs, {f"{parent}.{name}": cut for name, cut in linear.parts.items()}, path, linear.order)
 
     @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """The index of a part, and a number of outputs of it, in the order of outputs. `order` may divide parts."""
+        owners = [index for index, part in enumerate(self.parts.values()) for _ in range(part.held)]
+        if self.order is not None:
+            owners = [owners[row] for row in self.order.tolist()]
+        return [(owner, len(list(rows))) for owner, rows in groupby(owners)]
+
+    @property
     def rank_one_size(self) -> int:
         """Number of weights of an adapter of rank 1 for this layer."""
         return sum(self.inputs.whole + part.whole for part in self.parts.values())
@@ -61,21 +72,18 @@ class Target:
 class LayerAdapter:
     """An adapter's weights for one layer, restricted to this rank's shard. See `LoRAWeights`."""
 
-    a: torch.Tensor  # [parts, rank, inputs]
+    a: torch.Tensor  # [pieces, rank, inputs]
     b: torch.Tensor  # [rank, outputs]
 
 
 def linears_of(model: CausalLM) -> Iterator[tuple[str, Linear]]:
     """Yield every layer that an adapter may change, with its path. Call it before the weights are taken."""
     for number, layer in enumerate(model.model.layers):
-        assert isinstance(layer, DecoderLayer)
-        assert isinstance(layer.self_attn, Attention)
-        prefix = f"model.layers.{number}"
-        yield f"{prefix}.self_attn.qkv_proj", layer.self_attn.qkv_proj
-        yield f"{prefix}.self_attn.o_proj", layer.self_attn.o_proj
-        if isinstance(layer.mlp, GatedMLP):
-            yield f"{prefix}.mlp.gate_up_proj", layer.mlp.gate_up_proj
-            yield f"{prefix}.mlp.down_proj", layer.mlp.down_proj
+        for name, module in layer.named_children():
+            if isinstance(module, Attention | RecurrentLayer | GatedMLP | SquaredReLUMLP):
+                for part, linear in module.named_children():
+                    if isinstance(linear, Linear):
+                        yield f"model.layers.{number}.{name}.{part}", linear
 
 
 class LoRABank:
@@ -83,6 +91,7 @@ class LoRABank:
 
     def __init__(self, model: CausalLM, places: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate `places` adapter slots of a rank up to `rank`; a CPU's memory is committed on first use."""
+        self.architecture = model.config.architecture
         self._linears = dict(linears_of(model))
         self.targets = {path: Target.of(path, linear) for path, linear in self._linears.items()}
         self.weights = {path: _weights(target, places, rank, dtype, device) for path, target in self.targets.items()}
@@ -177,7 +186,7 @@ class AdaptedProjection(TorchLayerOps):
 
 
 def _weights(target: Target, places: int, rank: int, dtype: torch.dtype, device: torch.device) -> LoRAWeights:
-    outputs: Sequence[int] = [part.held for part in target.parts.values()]
+    outputs = [count for _, count in target.pieces]
     return LoRAWeights(
         torch.zeros(places, len(outputs) * rank, target.inputs.held, dtype=dtype, device=device),
         torch.zeros(places, rank, sum(outputs), dtype=dtype, device=device),

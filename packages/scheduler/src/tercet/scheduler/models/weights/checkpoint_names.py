@@ -141,6 +141,28 @@ def text_names(stored: Collection[str]) -> dict[str, str]:
     return names
 
 
+_BY_ARCHITECTURE = {
+    "BambaForCausalLM": _PRE_FF,
+    "FalconH1ForCausalLM": _PRE_FF,
+    "GraniteMoeHybridForCausalLM": _GRANITE_HYBRID | _SHARED,
+    "KimiLinearForCausalLM": _KIMI_LINEAR,
+    "Lfm2ForCausalLM": _LFM2,
+    "Lfm2MoeForCausalLM": _LFM2,
+    "Mamba2ForCausalLM": _SINGLE,
+    "NemotronHForCausalLM": _SINGLE,
+    "OlmoHybridForCausalLM": _OLMO_HYBRID,
+}
+"""The names of families of which a few layers do not show whose they are."""
+
+
+def adapter_names(paths: Collection[str], architecture: str) -> dict[str, str]:
+    """Map the path of each layer of an adapter to the path here, without layers of encoders."""
+    scheme = _BY_ARCHITECTURE.get(architecture)
+    if scheme is None:
+        return text_names(paths)
+    return {path: _renamed(f"{here}.", scheme).removesuffix(".") for path, here in _without_images(paths).items()}
+
+
 def _renamed(name: str, scheme: Mapping[str, str]) -> str:
     for stored, here in scheme.items():
         name = name.replace(stored, here)
