@@ -500,16 +500,16 @@ LATENT = [name for name in [*FAMILIES, *MIXTURES] if name.startswith(("deepseek"
 """Those that cache latents."""
 
 
-def make_checkpoint(family: str, directory: Path, variant: str = "") -> Path:
+def make_checkpoint(family: str, directory: Path, variant: str = "", **changes: Any) -> Path:
     """Write a random float32 checkpoint, always the same, and a tokenizer into `directory`.
 
-    `variant` is "sharded", "fused" (all experts of a layer in one tensor), or nothing.
+    `variant` is "sharded", "fused" (all experts of a layer in one tensor), or nothing; `changes` are of the config.
     """
     import torch
     import transformers
 
     prefix, extra = {**FAMILIES, **MIXTURES, **HYBRIDS, **HYBRID_VARIANTS}[family]
-    config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **extra})
+    config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **extra, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(sum(family.encode()))
         model = getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config)

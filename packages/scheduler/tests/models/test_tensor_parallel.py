@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from packages.scheduler.tests.conftest import ALL, MIXTURES, SHARDED
+from packages.scheduler.tests.conftest import ALL, MIXTURES, SHARDED, make_checkpoint
 from packages.scheduler.tests.models.families.test_families import Paged, some_tokens
 from packages.scheduler.tests.models.families.test_gpt_oss import CONFIG as GPT_OSS
 from packages.scheduler.tests.models.weights.test_quantized_checkpoints import CONFIG, GRAIN, MIXTURE
@@ -53,6 +53,24 @@ def check(directory: Path, size: int, **how: Any) -> None:
 @pytest.mark.parametrize("name", [*SPLIT, *(f"{name}/fused" for name in MIXTURES if name not in WHOLE_ALONE)])
 def test_two_ranks_give_what_one_process_gives(name: str, checkpoints: Checkpoints) -> None:
     check(checkpoints(name), 2)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "lfm2", "granite_hybrid", "mamba2", "kimi_linear_dense"])
+def test_recurrent_states_are_split_by_heads(name: str, checkpoints: Checkpoints) -> None:
+    check(checkpoints(name), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("falcon_h1_normed", {"mamba_n_groups": 2}),
+        ("nemotron_h", {"n_groups": 2}),
+        ("granite_hybrid", {"mamba_n_groups": 1}),
+    ],
+)
+def test_groups_of_states_are_split_or_shared(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """If ranks share a group, its norm is over the outputs of all of them."""
+    check(make_checkpoint(name, tmp_path, **changes), 2)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -102,6 +120,8 @@ def test_each_rank_holds_its_part_alone(checkpoints: Checkpoints) -> None:
     [
         ("qwen3", "5 attention heads cannot be split over 2 processes"),
         ("olmoe", "heads that are normalised as one cannot be split over processes"),
+        ("kimi_linear", "3 key heads of recurrent states cannot be split over 2 processes"),
+        ("falcon_h1", "3 groups of recurrent states cannot be split over 2 processes"),
     ],
 )
 def test_what_cannot_be_split_is_refused_by_name(name: str, message: str, checkpoints: Checkpoints) -> None:

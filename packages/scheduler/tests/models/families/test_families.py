@@ -60,7 +60,9 @@ class Paged:
         shapes = kv_shapes(options, config, model.shard)
         self.backend = ChunkedAttention(TorchNativeAttention) if latent is None else TorchNativeLatent()
         self.pool = KVPool([KVGroup(name="full", layers=shapes, pages=pages)], CPU, page_size=PAGE_SIZE)
-        self.states = StatePool(state_layers(config), sequences, 0, CPU) if config.recurrent is not None else None
+        self.states: StatePool | None = None
+        if config.recurrent is not None:
+            self.states = StatePool(state_layers(config, model.shard), sequences, 0, CPU)
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
         self.pages = shuffled.view(sequences, MAX_PAGES).to(torch.int32)
         self.lengths = [0] * sequences

@@ -19,7 +19,7 @@ from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, HeadShape, ModelConfig
 from tercet.scheduler.models.config.recurrent_config import StateTensor
-from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.layers.shard import WHOLE, Shard
 
 _OWN_SHARE, _SHARED_SHARE = 0.9, 0.5
 """Shares of free memory for the KV cache: of dedicated device memory, and of memory that other programs share."""
@@ -54,11 +54,13 @@ def kv_shapes(options: WorkerOptions, config: DecoderShape, shard: Shard) -> Map
     return {layer: shape(config.heads_of(layer)) for layer in config.cached_layers}
 
 
-def state_layers(config: DecoderShape) -> Mapping[int, Sequence[StateTensor]]:
-    """Return the tensors of one sequence's state in each recurrent layer."""
+def state_layers(config: DecoderShape, shard: Shard = WHOLE) -> Mapping[int, Sequence[StateTensor]]:
+    """Return the tensors of one sequence's state in each recurrent layer, as a rank has them."""
     if not isinstance(config, ModelConfig) or config.recurrent is None:
         return {}
-    return dict.fromkeys(sorted(config.recurrent.layers), config.recurrent.state_tensors(config.dtype))
+    return dict.fromkeys(
+        sorted(config.recurrent.layers), config.recurrent.share(shard.size).state_tensors(config.dtype)
+    )
 
 
 def windowed_layers(config: DecoderShape) -> list[int]:
@@ -155,7 +157,7 @@ class KVBudget:
             backend,
             ops,
             self.shapes,
-            states=state_layers(config),
+            states=state_layers(config, self.shard),
             slots=options.rows,
             tokens=options.step_tokens + self._excess_tokens,
             images=self.images,
@@ -190,7 +192,7 @@ class KVBudget:
     @property
     def _state_bytes(self) -> int:
         """Bytes of the recurrent state of one sequence in all layers."""
-        return sum(tensor.bytes for tensors in state_layers(self.config).values() for tensor in tensors)
+        return sum(tensor.bytes for tensors in state_layers(self.config, self.shard).values() for tensor in tensors)
 
     @property
     def _window(self) -> int:

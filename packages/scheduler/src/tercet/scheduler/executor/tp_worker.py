@@ -113,7 +113,7 @@ class TpModelWorker:
             self._pool = KVPool(groups, device, spare=device.type == "cuda", scales=scales, page_size=options.page_size)
             self._states = None
             if sizes.snapshots is not None:
-                self._states = StatePool(state_layers(config), options.rows, sizes.snapshots, device)
+                self._states = StatePool(state_layers(config, shard), options.rows, sizes.snapshots, device)
         log_cache(self._pool, self._states, options)
         self.images = None if loaded.images is None else ImageStore()
         self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)

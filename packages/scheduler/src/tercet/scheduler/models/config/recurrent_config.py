@@ -1,7 +1,7 @@
 """The config.json fields of recurrent layers, and the state that each keeps for a sequence."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -38,6 +38,16 @@ class RecurrentConfig(Protocol):
         """Return the tensors of one layer's state, for a model in `dtype`."""
         ...
 
+    def share(self, ranks: int) -> "RecurrentConfig":
+        """Return what one of several ranks has. Raise ValueError for heads that they cannot share evenly."""
+        ...
+
+
+def _share(count: int, what: str, ranks: int) -> int:
+    if count % ranks:
+        raise ValueError(f"{count} {what} of recurrent states cannot be split over {ranks} processes")
+    return count // ranks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetConfig:
@@ -62,6 +72,11 @@ class DeltaNetConfig:
     def channels(self) -> int:
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    def share(self, ranks: int) -> "DeltaNetConfig":
+        """See `RecurrentConfig`."""
+        key_heads, heads = _share(self.key_heads, "key heads", ranks), _share(self.heads, "value heads", ranks)
+        return replace(self, key_heads=key_heads, heads=heads)
 
     def state_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
         """Return the last inputs of the convolution, and the heads' matrices in float32."""
@@ -115,6 +130,10 @@ class ShortConvConfig:
     taps: int
     bias: bool
 
+    def share(self, ranks: int) -> "ShortConvConfig":
+        """See `RecurrentConfig`."""
+        return replace(self, channels=_share(self.channels, "channels", ranks))
+
     def state_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
         """Return the last inputs of the convolution."""
         return (StateTensor((self.channels, self.taps - 1), dtype),)
@@ -165,6 +184,11 @@ class Mamba2Config:
     def channels(self) -> int:
         """Channels of the convolution: x, B and C."""
         return self.inner + 2 * self.groups * self.state_dim
+
+    def share(self, ranks: int) -> "Mamba2Config":
+        """See `RecurrentConfig`. Several ranks may have the same group."""
+        groups = 1 if ranks % self.groups == 0 else _share(self.groups, "groups", ranks)
+        return replace(self, heads=_share(self.heads, "heads", ranks), groups=groups)
 
     def state_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
         """Return the last inputs of the convolution, and the heads' matrices in float32."""

@@ -195,31 +195,27 @@ def build_hybrid(
     config: ModelConfig,
     shard: Shard,
     kind: type[RecurrentT],
-    recurrent: Callable[[int, RecurrentT], RecurrentLayer],
+    recurrent: Callable[[int, RecurrentT, Shard], RecurrentLayer],
     attention: Callable[[int, Rotary], Attention | LatentAttention],
     norm: type[RMSNorm] = RMSNorm,
     attention_layer: type[DecoderLayer] = DecoderLayer,
 ) -> CausalLM:
-    """Build a model of layers that are either recurrent, with a config of a `kind`, or have attention. Raise ValueError
-    for several ranks.
-    """
-    states = states_of(config, shard, kind)
+    """Build a model of layers that are either recurrent, with a config of a `kind`, or have attention."""
+    states = states_of(config, kind)
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         mlp = mlp_of(config, number, shard)
         if number in states.layers:
-            return DecoderLayer(config, recurrent(number, states), mlp, norm)
+            return DecoderLayer(config, recurrent(number, states, shard), mlp, norm)
         return attention_layer(config, attention(number, rotary), mlp, norm)
 
     return CausalLM(config, shard, layer, norm)
 
 
-def states_of(config: ModelConfig, shard: Shard, kind: type[RecurrentT]) -> RecurrentT:
-    """Return the config of recurrent layers, which is of a `kind`. Raise ValueError for several ranks."""
+def states_of(config: ModelConfig, kind: type[RecurrentT]) -> RecurrentT:
+    """Return the config of recurrent layers, which is of a `kind`."""
     if not isinstance(config.recurrent, kind):
         raise TypeError(f"the config has no {kind.__name__}")
-    if shard.size > 1:
-        raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
     return config.recurrent
 
 

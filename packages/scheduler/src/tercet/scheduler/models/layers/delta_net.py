@@ -13,11 +13,11 @@ import torch.nn.functional as F  # noqa: N812
 from tercet.kernels.ops.recurrent import DeltaInputs, Segments
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.recurrent_config import DeltaNetConfig
-from tercet.scheduler.models.layers.linear import FusedLinear, Linear
+from tercet.scheduler.models.layers.linear import FusedLinear, Linear, RowParallelLinear
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
 from tercet.scheduler.models.layers.recurrent import CausalConv, RecurrentLayer
-from tercet.scheduler.models.layers.shard import Cut
+from tercet.scheduler.models.layers.shard import Cut, Shard
 
 
 class DeltaProjections(NamedTuple):
@@ -29,21 +29,51 @@ class DeltaProjections(NamedTuple):
     gate: torch.Tensor  # [tokens, heads * value_dim]: factor of the normalized output
 
 
+class HeadCuts(NamedTuple):
+    """The parts of stored tensors that a rank holds: those of its key heads, and of the value heads that they serve."""
+
+    keys: Cut
+    values: Cut
+    heads: Cut
+    """One element of each value head."""
+
+    @classmethod
+    def of(cls, net: DeltaNetConfig, shard: Shard) -> "HeadCuts":
+        """Return the parts of a layer's tensors."""
+        key_heads, heads = shard.span(net.key_heads, "key heads"), shard.span(net.heads, "value heads")
+        keys = Cut.span(net.key_heads, key_heads, net.key_dim)
+        return cls(keys, Cut.span(net.heads, heads, net.value_dim), Cut.span(net.heads, heads))
+
+    @property
+    def qkv(self) -> dict[str, Cut]:
+        """The projections to queries, keys and values, for checkpoints that store them separately."""
+        return {"q_proj": self.keys, "k_proj": self.keys, "v_proj": self.values}
+
+    @property
+    def channels(self) -> Cut:
+        """The channels of the convolution: queries, keys and values."""
+        return Cut.stacked([*self.qkv.values()])
+
+
 class DeltaNet(RecurrentLayer):
     """Linear attention with a state per value head: the gated delta rule, and a gate of the normalized output."""
 
-    def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, *, separate: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, shard: Shard, *, separate: bool
+    ) -> None:
         """Create the parts that all kinds have. If `separate`, checkpoints may store three convolutions, and name the
         output as that of attention.
         """
-        super().__init__(layer_id)
-        self.net = net
+        super().__init__(layer_id, "o_proj" if separate else "out_proj")
+        self.net = net.share(shard.size)
+        self.cut = HeadCuts.of(net, shard)
         dtype, quantized = config.dtype, config.quantization is not None
-        convs = {name.replace("proj", "conv1d"): cut.held for name, cut in qkv_parts(net).items()} if separate else {}
-        self.conv1d = CausalConv(net.channels, net.taps, dtype, bias=False, parts=convs)
+        convs = {name.replace("proj", "conv1d"): cut.whole for name, cut in self.cut.qkv.items()} if separate else {}
+        self.conv1d = CausalConv(self.cut.channels, net.taps, dtype, bias=False, parts=convs)
         self.norm = RMSNorm(net.value_dim, net.norm_eps, dtype)
-        output = {"o_proj" if separate else "out_proj": whole(config.hidden_size)}
-        self.out_proj = FusedLinear(net.heads * net.value_dim, output, bias=False, dtype=dtype, quantized=quantized)
+        values, size = self.cut.values, config.hidden_size
+        output = RowParallelLinear(values, size, shard, bias=False, dtype=dtype, quantized=quantized)
+        self.add_module(self._output, output)
 
     @abstractmethod
     def project(self, x: torch.Tensor) -> DeltaProjections:
@@ -78,26 +108,29 @@ class GatedDeltaNet(DeltaNet):
         config: ModelConfig,
         layer_id: int,
         net: DeltaNetConfig,
+        shard: Shard,
         *,
         grouped: bool = False,
         separate: bool = False,
     ) -> None:
-        super().__init__(config, layer_id, net, separate=separate)
-        dtype, quantized = config.dtype, config.quantization is not None
-        values, channels, share = net.heads * net.value_dim, net.channels, net.heads // net.key_heads
+        super().__init__(config, layer_id, net, shard, separate=separate)
+        held, cut, share = shard.span(net.key_heads, "key heads"), self.cut, net.heads // net.key_heads
+        sizes = net.key_dim, net.key_dim, share * net.value_dim, share * net.value_dim
         if grouped:
-            mixed, rates = {"in_proj_qkvz": whole(channels + values)}, {"in_proj_ba": whole(2 * net.heads)}
+            mixed = {"in_proj_qkvz": Cut.span(net.key_heads, held, sum(sizes))}
+            rates = {"in_proj_ba": Cut.span(net.key_heads, held, 2 * share)}
         else:
-            stored = qkv_parts(net) if separate else {"in_proj_qkv": whole(channels)}
-            mixed = {**stored, "in_proj_z": whole(values)}
-            rates = {"in_proj_b": whole(net.heads), "in_proj_a": whole(net.heads)}
-        fused = partial(FusedLinear, config.hidden_size, bias=False, dtype=dtype, quantized=quantized)
+            mixed = {**(cut.qkv if separate else {"in_proj_qkv": cut.channels}), "in_proj_z": cut.values}
+            rates = {"in_proj_b": cut.heads, "in_proj_a": cut.heads}
+        quantized = config.quantization is not None
+        fused = partial(FusedLinear, config.hidden_size, bias=False, dtype=config.dtype, quantized=quantized)
         self.in_proj_qkvz, self.in_proj_ba = fused(mixed), fused(rates)
         if grouped:
-            self.in_proj_qkvz.order = _ungrouped(net.key_heads, net.key_dim, net.key_dim, *[share * net.value_dim] * 2)
-            self.in_proj_ba.order = _ungrouped(net.key_heads, share, share)
-        self.dt_bias = empty_parameter(net.heads, dtype=torch.float32)
-        self.A_log = empty_parameter(net.heads, dtype=torch.float32)
+            self.in_proj_qkvz.order = _ungrouped(len(held), *sizes)
+            self.in_proj_ba.order = _ungrouped(len(held), share, share)
+        self.dt_bias = empty_parameter(cut.heads.held, dtype=torch.float32)
+        self.A_log = empty_parameter(cut.heads.held, dtype=torch.float32)
+        self.cuts = {"dt_bias": cut.heads, "A_log": cut.heads}
 
     @property
     def rates(self) -> Sequence[Linear]:
@@ -118,18 +151,17 @@ class KimiDeltaAttention(DeltaNet):
 
     name = "self_attn"
 
-    def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig) -> None:
-        super().__init__(config, layer_id, net, separate=True)
-        quantized = config.quantization is not None
-        values = net.heads * net.value_dim
-        rows = net.heads * net.key_dim
-        fused = partial(FusedLinear, config.hidden_size, bias=False, dtype=config.dtype, quantized=quantized)
-        self.qkvg_proj = fused({**qkv_parts(net), "g_a_proj": whole(net.value_dim)})
-        self.bf_proj = fused({"b_proj": whole(net.heads), "f_a_proj": whole(net.key_dim)})
-        self.g_b_proj = Linear(net.value_dim, values, bias=False, dtype=config.dtype, quantized=quantized)
-        self.f_b_proj = Linear(net.key_dim, rows, bias=False, dtype=config.dtype, quantized=quantized)
-        self.dt_bias = empty_parameter(rows, dtype=torch.float32)
-        self.A_log = empty_parameter(1, 1, net.heads, 1, dtype=torch.float32)
+    def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, shard: Shard) -> None:
+        super().__init__(config, layer_id, net, shard, separate=True)
+        cut, quantized = self.cut, config.quantization is not None
+        linear = partial(FusedLinear, bias=False, dtype=config.dtype, quantized=quantized)
+        self.qkvg_proj = linear(config.hidden_size, {**cut.qkv, "g_a_proj": Cut.all(net.value_dim)})
+        self.bf_proj = linear(config.hidden_size, {"b_proj": cut.heads, "f_a_proj": Cut.all(net.key_dim)})
+        self.g_b_proj = linear(net.value_dim, {"g_b_proj": cut.values})
+        self.f_b_proj = linear(net.key_dim, {"f_b_proj": cut.keys})
+        self.dt_bias = empty_parameter(cut.keys.held, dtype=torch.float32)
+        self.A_log = empty_parameter(1, 1, cut.heads.held, 1, dtype=torch.float32)
+        self.cuts = {"dt_bias": cut.keys, "A_log": cut.heads.along(2)}
 
     @property
     def rates(self) -> Sequence[Linear]:
@@ -144,17 +176,6 @@ class KimiDeltaAttention(DeltaNet):
         steps = F.softplus(self.f_b_proj(f).float() + self.dt_bias)
         decay = -self.A_log[0].exp() * steps.view(-1, net.heads, net.key_dim)
         return DeltaProjections(mixed, decay, b.sigmoid(), self.g_b_proj(g).float().sigmoid())
-
-
-def qkv_parts(net: DeltaNetConfig) -> dict[str, Cut]:
-    """Return the projections to queries, keys and values, for checkpoints that store them separately."""
-    keys = whole(net.key_heads * net.key_dim)
-    return {"q_proj": keys, "k_proj": keys, "v_proj": whole(net.heads * net.value_dim)}
-
-
-def whole(size: int) -> Cut:
-    """Return all of `size` rows, as the held part of a fused projection."""
-    return Cut.span(size, range(size))
 
 
 def _ungrouped(groups: int, *sizes: int) -> torch.Tensor:

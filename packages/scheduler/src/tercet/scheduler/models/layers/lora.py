@@ -6,6 +6,7 @@ heads cannot.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
@@ -54,7 +55,7 @@ class Target:
         parent = path.rpartition(".")[0]
         return cls(inputs, {f"{parent}.{name}": cut for name, cut in linear.parts.items()}, path, linear.order)
 
-    @property
+    @cached_property
     def pieces(self) -> list[tuple[int, int]]:
         """The index of a part, and a number of outputs of it, in the order of outputs. `order` may divide parts."""
         owners = [index for index, part in enumerate(self.parts.values()) for _ in range(part.held)]

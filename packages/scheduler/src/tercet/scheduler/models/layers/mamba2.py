@@ -6,10 +6,11 @@ import torch.nn.functional as F  # noqa: N812
 from tercet.kernels.ops.recurrent import ScanInputs, Segments
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.recurrent_config import Mamba2Config
-from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.linear import FusedLinear, RowParallelLinear
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
 from tercet.scheduler.models.layers.recurrent import CausalConv, RecurrentLayer
+from tercet.scheduler.models.layers.shard import Cut, Shard
 
 
 class Mamba2(RecurrentLayer):
@@ -17,16 +18,24 @@ class Mamba2(RecurrentLayer):
 
     name = "mamba"
 
-    def __init__(self, config: ModelConfig, layer_id: int, mamba: Mamba2Config) -> None:
+    def __init__(self, config: ModelConfig, layer_id: int, mamba: Mamba2Config, shard: Shard) -> None:
         super().__init__(layer_id)
-        self.mamba = mamba
+        self.mamba, self._whole, self._shard = mamba.share(shard.size), mamba, shard
         size, dtype, quantized = config.hidden_size, config.dtype, config.quantization is not None
-        projected = mamba.inner + mamba.channels + mamba.heads
-        self.in_proj = Linear(size, projected, bias=mamba.bias, dtype=dtype, quantized=quantized)
-        self.conv1d = CausalConv(mamba.channels, mamba.taps, dtype, bias=mamba.conv_bias)
-        self.dt_bias, self.A_log, self.D = (empty_parameter(mamba.heads, dtype=torch.float32) for _ in range(3))
-        self.norm = None if mamba.norm is None else RMSNorm(mamba.inner, mamba.norm_eps, dtype)
-        self.out_proj = Linear(mamba.inner, size, bias=mamba.output_bias, dtype=dtype, quantized=quantized)
+        held = shard.span(mamba.heads, "heads")
+        self._groups = shard.shared_span(mamba.groups, "groups")
+        inner, heads = Cut.span(mamba.heads, held, mamba.head_dim), Cut.span(mamba.heads, held)
+        grouped = Cut.span(mamba.groups, self._groups, mamba.state_dim)
+        channels = Cut.stacked([inner, grouped, grouped])
+        projected = {"in_proj": Cut.stacked([inner, channels, heads])}
+        self.in_proj = FusedLinear(size, projected, bias=mamba.bias, dtype=dtype, quantized=quantized)
+        self.conv1d = CausalConv(channels, mamba.taps, dtype, bias=mamba.conv_bias)
+        self.dt_bias, self.A_log, self.D = (empty_parameter(len(held), dtype=torch.float32) for _ in range(3))
+        self.cuts = {"dt_bias": heads, "A_log": heads, "D": heads}
+        self.norm = None if mamba.norm is None else RMSNorm(inner.held, mamba.norm_eps, dtype)
+        if self.norm is not None:
+            self.norm.cuts = {"weight": inner}
+        self.out_proj = RowParallelLinear(inner, size, shard, bias=mamba.output_bias, dtype=dtype, quantized=quantized)
 
     def mix(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], segments: Segments) -> torch.Tensor:
         """See `RecurrentLayer`."""
@@ -59,5 +68,15 @@ class Mamba2(RecurrentLayer):
     def _normalized(self, out: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """Apply the norm, whose mean squares are those of each group."""
         groups = out.view(len(out), self.mamba.groups, -1)
-        groups = groups * torch.rsqrt(groups.square().mean(2, keepdim=True) + norm.eps)
+        squares = self._over_ranks(groups.square().sum(2)) / (self._whole.inner // self._whole.groups)
+        groups = groups * torch.rsqrt(squares[..., None] + norm.eps)
         return norm.weight * groups.flatten(1).to(norm.weight.dtype)
+
+    def _over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return the sums [tokens, groups] over the ranks that have the same groups."""
+        if self._shard.size <= self._whole.groups:
+            return sums
+        held = slice(self._groups.start, self._groups.stop)
+        whole = sums.new_zeros(len(sums), self._whole.groups)
+        whole[:, held] = sums
+        return self._shard.collectives.all_reduce(whole)[:, held]

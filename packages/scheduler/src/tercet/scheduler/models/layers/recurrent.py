@@ -13,6 +13,7 @@ from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule, Recurrent
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
+from tercet.scheduler.models.layers.shard import Cut
 
 
 class RecurrentLayer(OpsModule, ABC):
@@ -20,11 +21,17 @@ class RecurrentLayer(OpsModule, ABC):
 
     name: ClassVar[str]
     """Its name in checkpoints."""
-    out_proj: Linear
 
-    def __init__(self, layer_id: int) -> None:
+    def __init__(self, layer_id: int, output: str = "out_proj") -> None:
+        """Create the layer; `output` is the name of its last projection."""
         super().__init__()
         self.layer_id = layer_id
+        self._output = output
+
+    @property
+    def output(self) -> Linear:
+        """The projection of the states' outputs."""
+        return cast("Linear", getattr(self, self._output))
 
     @property
     def rates(self) -> Sequence[Linear]:
@@ -42,16 +49,16 @@ class RecurrentLayer(OpsModule, ABC):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Advance the states by the normalized x + residual. See `Attention.forward`."""
         x, residual = norm.add(x, residual)
-        return self.out_proj.project_onto(self.advance(x, batch), residual, after)
+        return self.output.project_onto(self.advance(x, batch), residual, after)
 
     def advance(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Advance the states by normalized x [tokens, hidden]. Return the input of `out_proj`."""
+        """Advance the states by normalized x [tokens, hidden]. Return the input of `output`."""
         states, segments = cast("RecurrentBatch", batch).states_of(self.layer_id)
         return self.mix(x, states, segments)
 
     @abstractmethod
     def mix(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], segments: Segments) -> torch.Tensor:
-        """Advance the states by x [tokens, hidden]. Return the input of `out_proj`."""
+        """Advance the states by x [tokens, hidden]. Return the input of `output`."""
 
 
 class CausalConv(nn.Module):
@@ -62,7 +69,7 @@ class CausalConv(nn.Module):
 
     def __init__(
         self,
-        channels: int,
+        channels: Cut,
         taps: int,
         dtype: torch.dtype,
         *,
@@ -70,8 +77,9 @@ class CausalConv(nn.Module):
         parts: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self.weight = empty_parameter(channels, 1, taps, dtype=dtype)
-        self.bias = empty_parameter(channels, dtype=dtype) if bias else None
+        self.channels = channels
+        self.weight = empty_parameter(channels.held, 1, taps, dtype=dtype)
+        self.bias = empty_parameter(channels.held, dtype=dtype) if bias else None
         self.parts = parts
 
     def forward(self, x: torch.Tensor, states: torch.Tensor, segments: Segments) -> torch.Tensor:

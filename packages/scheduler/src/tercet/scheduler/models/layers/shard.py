@@ -7,6 +7,7 @@ between two sums is replicated, as are norms, routers and the cache's pages.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -109,6 +110,11 @@ class Cut:
         """Create a cut that keeps everything."""
         return cls(count, (range(count),))
 
+    @classmethod
+    def stacked(cls, cuts: Sequence["Cut"]) -> "Cut":
+        """Create the cut of a tensor that has tensors one below the other, in their order."""
+        return reduce(lambda above, cut: cut.stacked_below(above), cuts)
+
     @property
     def held(self) -> int:
         """Number of elements that are kept."""
@@ -125,6 +131,11 @@ class Cut:
             begin = runs.pop().start if runs and runs[-1].stop == run.start + other.whole else run.start + other.whole
             runs.append(range(begin, run.stop + other.whole))  # merge adjacent ranges
         return Cut(other.whole + self.whole, tuple(runs), self.dim)
+
+    def within(self, first: int, size: int) -> "Cut":
+        """Return the cut of the `size` elements from `first` on, stored as a tensor of their own."""
+        runs = (range(max(run.start - first, 0), min(run.stop - first, size)) for run in self.runs)
+        return Cut(size, tuple(run for run in runs if run), self.dim)
 
     def of(self, stored: torch.Tensor) -> torch.Tensor:
         """Return the held part of a stored tensor: a view if it is one range."""

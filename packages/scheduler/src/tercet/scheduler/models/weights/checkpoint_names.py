@@ -12,7 +12,8 @@ Of models that also read images, only the text part is served, and its names hav
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -211,23 +212,24 @@ class FusedNames:
         """Return the stored names of the projection at `path`, in the order of its rows, with the rows held of each."""
         parent, _, name = path.rpartition(".")
         if name in self.whole:
-            return {path: reduce(lambda above, part: part.stacked_below(above), linear.parts.values())}
+            return {path: Cut.stacked([*linear.parts.values()])}
         return {f"{parent}.{part}": rows for part, rows in linear.parts.items()}
 
 
-def convolution_parts(path: str, conv: CausalConv, stored: Mapping[str, StoredTensor]) -> dict[str, int]:
-    """Return the stored names of the convolution at `path`, in the order of its channels, with the channels of each.
+def convolution_parts(path: str, conv: CausalConv, stored: Mapping[str, StoredTensor]) -> dict[str, Cut]:
+    """Return the stored names of the convolution at `path`, in the order of its channels, with those held of each.
 
     Those that transformers saves are of equal size.
     """
-    parent, total = path.rpartition(".")[0], len(conv.weight)
+    parent, channels = path.rpartition(".")[0], conv.channels
     if not conv.parts or f"{path}.weight" in stored:
-        return {path: total}
-    parts = {f"{parent}.{part}": channels for part, channels in conv.parts.items()}
+        return {path: channels}
+    parts = {f"{parent}.{part}": count for part, count in conv.parts.items()}
     if all(f"{name}.weight" in stored for name in parts):
         found = {name: stored[f"{name}.weight"].shape[0] for name in parts}
-        return found if sum(found.values()) == total else parts
-    return parts
+        parts = found if sum(found.values()) == channels.whole else parts
+    ends = [*accumulate(parts.values())]
+    return {name: channels.within(end - parts[name], parts[name]) for name, end in zip(parts, ends, strict=True)}
 
 
 @dataclass(frozen=True)

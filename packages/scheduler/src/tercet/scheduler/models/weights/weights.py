@@ -315,8 +315,10 @@ def checkpoint_tensors(model: nn.Module, stored: Mapping[str, StoredTensor] = {}
                 }
             elif isinstance(module, CausalConv):
                 channels = convolution_parts(path, module, stored)
-                rows = torch.split(parameter, list(channels.values()))
-                tensors |= {f"{part}.{kind}": Place(row) for part, row in zip(channels, rows, strict=True)}
+                rows = torch.split(parameter, [cut.held for cut in channels.values()])
+                tensors |= {
+                    f"{part}.{kind}": Place(row, cut) for (part, cut), row in zip(channels.items(), rows, strict=True)
+                }
             else:
                 cut = module.cuts.get(kind) if isinstance(module, OpsModule) else None
                 tensors[names.parameter(path, kind)] = Place(parameter, cut)

@@ -39,11 +39,11 @@ class ScaledMamba2(Mamba2):
 
     factors: torch.Tensor
 
-    def __init__(self, config: ModelConfig, layer_id: int, mamba: FalconConfig) -> None:
-        super().__init__(config, layer_id, mamba)
+    def __init__(self, config: ModelConfig, layer_id: int, mamba: FalconConfig, shard: Shard) -> None:
+        super().__init__(config, layer_id, mamba, shard)
         self._in = mamba.ssm_in
-        grouped = mamba.groups * mamba.state_dim
-        sizes = mamba.inner, mamba.inner, grouped, grouped, mamba.heads
+        inner, grouped = self.mamba.inner, self.mamba.groups * mamba.state_dim
+        sizes = inner, inner, grouped, grouped, self.mamba.heads
         factors = [
             torch.full((size,), factor, dtype=config.dtype) for size, factor in zip(sizes, mamba.ssm, strict=True)
         ]
@@ -78,8 +78,9 @@ class FalconLayer(DecoderLayer):
             config, number, rotary, shard, input_bias=config.attention_bias, output_bias=config.output_bias
         )
         super().__init__(config, attention, ScaledMLP(config, shard, mamba.mlp))
-        self.mamba = ScaledMamba2(config, number, mamba)
+        self.mamba = ScaledMamba2(config, number, mamba, shard)
         self._multipliers = mamba
+        self._shard = shard
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
@@ -91,12 +92,12 @@ class FalconLayer(DecoderLayer):
         attended = attention.o_proj(attention.attend(qkv, positions, batch)) * factors.attention_out
         scanned = mamba.out_proj(mamba.advance(x, batch)) * factors.ssm_out
         x, residual = self.post_attention_layernorm.add(attended + scanned, residual)
-        return self.mlp.partial(x), residual
+        return self._shard.collectives.all_reduce(self.mlp.partial(x)), residual
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build FalconH1ForCausalLM."""
-    mamba = states_of(config, shard, FalconConfig)
+    mamba = states_of(config, FalconConfig)
     return CausalLM(config, shard, lambda number, rotary: FalconLayer(config, number, rotary, shard, mamba))
 
 

@@ -30,8 +30,8 @@ _WITHOUT_ATTENTION = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build Mamba2ForCausalLM."""
-    mamba = states_of(config, shard, Mamba2Config)
-    return CausalLM(config, shard, lambda number, _: SingleLayer(config, Mamba2(config, number, mamba)))
+    mamba = states_of(config, Mamba2Config)
+    return CausalLM(config, shard, lambda number, _: SingleLayer(config, Mamba2(config, number, mamba, shard)))
 
 
 def _normalize(config: Mapping[str, Any]) -> Mapping[str, Any]:

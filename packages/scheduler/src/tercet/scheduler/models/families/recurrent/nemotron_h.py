@@ -37,11 +37,11 @@ _DEFAULTS = {
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build NemotronHForCausalLM."""
-    mamba = states_of(config, shard, Mamba2Config)
+    mamba = states_of(config, Mamba2Config)
 
     def layer(number: int, rotary: Rotary) -> SingleLayer:
         if number in mamba.layers:
-            return SingleLayer(config, Mamba2(config, number, mamba))
+            return SingleLayer(config, Mamba2(config, number, mamba, shard))
         if number in config.cached_layers:
             return SingleLayer(config, Attention(config, number, rotary, shard))
         if config.moe is not None and config.moe.layers[number]:
