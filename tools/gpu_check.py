@@ -1,6 +1,8 @@
 """Staged check that the GPU path is correct, and how near it is to the hardware's limits.
 
 python -m tools.gpu_check [--stage NAME ...] [--out benchmarks/results] [--bundle FILE] [--stop-when-wrong]
+python -m tools.gpu_check --minutes 15 [--bundle FILE]
+python -m tools.gpu_check --plan 15
 python -m tools.gpu_check --table [--bundle FILE]
 python -m tools.gpu_check --unbundle FILE [--out benchmarks/results]
 
@@ -8,8 +10,10 @@ Each stage runs in a process of its own for at most nine minutes and writes OUT/
 machine, the date, the command, and the bandwidth and matrix rate that were measured in the same minute. The file is
 rewritten with every part of the results, so that a stage that is cut off keeps its partial results. The same holds for
 a bundle, one file with the records of all stages of a run. Correctness comes first: if it fails, the records of later
-stages and the table say so. benchmarks/results/README.md has the best order of the stages when time is short, and
-their requirements. Without a GPU the program refuses to run.
+stages and the table say so. With --minutes, the most wanted stages run first, in the order that --plan prints, and the
+run ends in time; stages that a bundle has complete are left out, so that the next run goes on. A bundle is of one
+commit and one machine. benchmarks/results/README.md has the requirements of the stages. Without a GPU the program
+refuses to run.
 """
 
 import argparse
@@ -18,21 +22,36 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from tercet.kernels.device import describe_machine
-from tools.gpu_stages import adapters, executor, kernels, quantised, serving, speculation, tuning, weights
+from tools.gpu_stages import (
+    adapters,
+    executor,
+    kernels,
+    mixtures,
+    quantised,
+    serving,
+    speculation,
+    torch_kernels,
+    tuning,
+    weights,
+)
 from tools.gpu_stages.records import Records, by_device, device_name, read, read_file, trouble_of, unbundle, write
 from tools.gpu_stages.scale import FULL, Results, Scale
+from tools.gpu_stages.schedule import MARGIN, next_turn, plan_text
 from tools.gpu_stages.serving import MakeEngine
 from tools.gpu_stages.sessions import run_apart
 from tools.gpu_stages.table import table
 
 LIMIT = 540.0
 """Seconds per stage."""
+
+Limited = tuple[str, float]
+"""(stage, seconds after which it is ended)"""
 
 STAGES: dict[str, Callable[[Scale], Iterator[Results]]] = {
     "machine": kernels.machine,
@@ -45,6 +64,8 @@ STAGES: dict[str, Callable[[Scale], Iterator[Results]]] = {
     "decode": executor.decode,
     "rotation": executor.rotation,
     "quantised_times": quantised.time_forms,
+    "mixtures": mixtures.time_mixtures,
+    "torch_kernels": torch_kernels.time_kernels,
     "adapter_times": adapters.time_adapters,
     "speculation_times": speculation.time_steps,
     "speculation": speculation.compare,
@@ -99,6 +120,9 @@ def main(arguments: list[str]) -> int:
         for path in unbundle(options.unbundle, options.out):
             print(path)
         return 0
+    if options.plan:
+        print(plan_text(options.stage, options.plan))
+        return 0
     if options.table:
         return _print_tables(by_device(read_file(options.bundle)) if options.bundle else read(options.out))
     if not torch.cuda.is_available():
@@ -110,7 +134,25 @@ def main(arguments: list[str]) -> int:
         record = run_stage(options.stage[0], FULL, Engine, options.out, options.bundle)
         print(json.dumps(record["results"]), flush=True)
         return 1 if record["results"].get("wrong") else 0
-    return run_stages(options.stage, options.out, options.bundle, stop=options.stop_when_wrong)
+    if options.minutes:
+        chosen = in_time(_missing(options.stage, options.bundle), options.minutes)
+    else:
+        chosen = ((stage, LIMIT) for stage in options.stage)
+    return run_stages(chosen, options.out, options.bundle, stop=options.stop_when_wrong)
+
+
+def in_time(stages: Sequence[str], minutes: float, clock: Callable[[], float] = time.monotonic) -> Iterator[Limited]:
+    """Yield the stages that fit into what is left of the minutes whenever one is taken, the most wanted first."""
+    end, left = clock() + minutes * 60, set(stages)
+    while turn := next_turn(left, end - clock()):
+        left.remove(turn.stage)
+        yield turn.stage, min(LIMIT, end - MARGIN - clock())
+
+
+def _missing(stages: Sequence[str], bundle: Path | None) -> list[str]:
+    """Return the stages without a complete record in the bundle."""
+    known = {record["stage"] for record in (read_file(bundle) if bundle else []) if record["complete"]}
+    return [stage for stage in stages if stage not in known]
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -120,6 +162,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of a file for each stage")
     parser.add_argument("--bundle", type=Path, help="keep the records of this run in one file, too")
     parser.add_argument("--stop-when-wrong", action="store_true", help="measure nothing after correctness that failed")
+    parser.add_argument("--minutes", type=float, help="run the most wanted stages, and end in time")
+    parser.add_argument("--plan", type=float, metavar="MINUTES", help="print the order of the stages for a time")
     parser.add_argument("--table", action="store_true", help="print what OUT, or the bundle, says, and measure nothing")
     parser.add_argument("--unbundle", type=Path, metavar="FILE", help="write a bundle's records to OUT, and end")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -134,17 +178,17 @@ def _print_tables(found: Records) -> int:
     return 0 if found else 2
 
 
-def run_stages(stages: list[str], out: Path, bundle: Path | None, *, stop: bool) -> int:
+def run_stages(stages: Iterable[Limited], out: Path, bundle: Path | None, *, stop: bool) -> int:
     """Run each stage in a process of its own that ends with everything it started; return 1 if one fails.
 
     With `stop`, no stage runs after correctness has failed.
     """
     failed = []
-    for stage in stages:
+    for stage, limit in stages:
         command = [sys.executable, "-m", "tools.gpu_check", "--inside", "--stage", stage, "--out", str(out)]
-        code = run_apart([*command, "--bundle", str(bundle)] if bundle else command, LIMIT)
+        code = run_apart([*command, "--bundle", str(bundle)] if bundle else command, limit)
         if code is None:
-            print(f"{stage}: not done after {LIMIT:.0f} s", file=sys.stderr)
+            print(f"{stage}: not done after {limit:.0f} s", file=sys.stderr)
         if code != 0:
             failed.append(stage)
         if code != 0 and stage == "correctness":

@@ -191,13 +191,50 @@ def _form(name: str) -> Callable[[Mapping[str, Any]], Measured]:
         found = results["timed"][name]
         if "trouble" in found:
             return _troubled(found["trouble"])
-        batches = [batch for batch in found if batch.startswith("batch ")]
-        times = [f"{batch}: {found[batch]['ms_per_token']:.2f} ms" for batch in batches]
-        limits = ", ".join(f"{found[batch]['share_of_limit']:.0%}" for batch in batches)
-        said = f"{', '.join(times)} ({limits} of the limits)"
-        return f"{said}, {found['layers']} layers; prompts {found['prefill_tokens_per_s']:,.0f} tokens/s", None
+        return _per_token(found), None
 
     return read
+
+
+def _per_token(found: Mapping[str, Any]) -> str:
+    """Return the milliseconds of each batch, the shares of the limits, and the speed of prompts."""
+    batches = [batch for batch in found if batch.startswith("batch ")]
+    times = [f"{batch}: {found[batch]['ms_per_token']:.2f} ms" for batch in batches]
+    limits = ", ".join(f"{found[batch]['share_of_limit']:.0%}" for batch in batches)
+    said = f"{', '.join(times)} ({limits} of the limits)"
+    return f"{said}, {found['layers']} layers; prompts {found['prefill_tokens_per_s']:,.0f} tokens/s"
+
+
+def _mixture(name: str, least: float) -> Callable[[Mapping[str, Any]], Measured]:
+    """Return the reader of a mixture, whose batches are all to reach a share of the limit."""
+
+    def read(results: Mapping[str, Any]) -> Measured:
+        found = results["timed"][name]
+        if "trouble" in found:
+            return _troubled(found["trouble"])
+        shares = [row["share_of_limit"] for batch, row in found.items() if batch.startswith("batch ")]
+        return _per_token(found), min(shares) >= least
+
+    return read
+
+
+def _torch(kernel: str, other: str) -> Callable[[Mapping[str, Any]], Measured]:
+    """Return the reader of the time of a kernel as a share of another's, by size."""
+
+    def read(results: Mapping[str, Any]) -> Measured:
+        both = results["timed"][kernel], results["timed"][other]
+        if troubles := [found["trouble"] for found in both if "trouble" in found]:
+            return _troubled(troubles[0])
+        shares = [f"{size}: {share:.2f}" for size in both[0] if (share := ratio_of(*both, size)) is not None]
+        return ", ".join(shares) or f"refused: {next(iter(both[0].values()))}", None
+
+    return read
+
+
+def ratio_of(mine: Mapping[str, Any], other: Mapping[str, Any], size: str) -> float | None:
+    """Return a kernel's time as a share of another's; None where one of them is refused."""
+    times = mine[size], other[size]
+    return times[0] / times[1] if all(isinstance(each, float) for each in times) else None
 
 
 ROWS: Sequence[Row] = [
@@ -234,6 +271,31 @@ ROWS: Sequence[Row] = [
     Row("the same, fp8 weights", "report", "quantised_times", _form("fp8")),
     Row("the same, fp8 weights in blocks", "report", "quantised_times", _form("fp8 block")),
     Row("the same, int4 weights (AWQ, GPTQ)", "report", "quantised_times", _form("int4")),
+    Row(
+        "a token of Qwen3-30B-A3B, 24 of 48 layers, 1k context",
+        ">= 80% of the limits",
+        "mixtures",
+        _mixture("qwen3-30b-a3b, 24 layers", 0.8),
+    ),
+    Row("a token of DeepSeek-V2-Lite, 1k", ">= 80% of the limits", "mixtures", _mixture("deepseek-v2-lite", 0.8)),
+    Row("a token of gpt-oss-20b, MXFP4, 1k", ">= 75% of the limits", "mixtures", _mixture("gpt-oss-20b", 0.75)),
+    Row("a token of gpt-oss-120b, MXFP4, 1k", ">= 75% of the limits", "mixtures", _mixture("gpt-oss-120b", 0.75)),
+    Row("prompts: cuDNN's time over ours", "report", "torch_kernels", _torch("attention, cuDNN", "attention, own")),
+    Row(
+        "products of a layer: `_scaled_mm` with a scale a row over bf16",
+        "report",
+        "torch_kernels",
+        _torch("product, _scaled_mm, row", "product, full"),
+    ),
+    Row("the same: `_int_mm` over bf16", "report", "torch_kernels", _torch("product, _int_mm", "product, full")),
+    Row("the same: ours in fp8 over bf16", "report", "torch_kernels", _torch("product, own fp8", "product, full")),
+    Row("the same: ours in int4 over bf16", "report", "torch_kernels", _torch("product, own int4", "product, full")),
+    Row(
+        "experts: `_grouped_mm` over ours with routing",
+        "report",
+        "torch_kernels",
+        _torch("experts, _grouped_mm", "experts, own"),
+    ),
     Row("adapters (LoRA) against float32, two layers", "all right", "adapters", _compared("cases")),
     Row(
         "a token of Llama-3.1-8B with adapters of rank 16, 1k context: nobody has one, all the same, each one of eight",

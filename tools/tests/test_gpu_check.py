@@ -28,8 +28,8 @@ from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
 from tools.gpu_stages import executor, kernels, quantised, serving, tuning, worker
 from tools.gpu_stages.records import read
-from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Results, model_directory
-from tools.gpu_stages.table import ROWS, table
+from tools.gpu_stages.scale import LLAMA_8B, PUBLIC_MIXTURES, QWEN_06B, Results, model_directory
+from tools.gpu_stages.table import ROWS, ratio_of, table
 from tools.gpu_stages.traces import idle_share
 from tools.gpu_stages.worker import Offline
 from tools.tests.tiny import CPU, SHAPE, TINY, make_engine
@@ -42,7 +42,7 @@ pytestmark = [
 ]
 
 
-QUICK_STAGES = ("decode", "speculation", "prefill", "launches", "step", *SERVED_STAGES)
+QUICK_STAGES = ("decode", "mixtures", "speculation", "prefill", "launches", "step", *SERVED_STAGES)
 
 
 def run(stages: Sequence[str], out: Path) -> Path:
@@ -80,6 +80,25 @@ def assert_tuning(results: dict[str, Any]) -> None:
             assert all(row["us"] > 0 and row["share"] > 0 for row in rows)
 
 
+def assert_mixtures(results: dict[str, Any]) -> None:
+    assert results["timed"].keys() == TINY.mixtures.keys()
+    for row in results["timed"].values():
+        assert row["layers"] == 2
+        assert row["prefill_tokens_per_s"] > 0
+        assert all(row[f"batch {batch}"]["share_of_limit"] > 0 for batch in (1, 2))
+
+
+def assert_torch_kernels(results: dict[str, Any]) -> None:
+    """A CPU refuses cuDNN and grouped products in fp8, and runs the others."""
+    timed = results["timed"]
+    assert not any("trouble" in row for row in timed.values())
+    for name in ("attention, cuDNN", "experts, _scaled_grouped_mm"):
+        assert all(said.startswith("refused: ") for said in timed[name].values())
+    for name in ("attention, own", "product, full", "product, own int4", "product, _int_mm", "experts, own mxfp4"):
+        assert all(microseconds > 0 for microseconds in timed[name].values())
+    assert timed["product, full"].keys() == {"2 rows", "32 rows"}
+
+
 def assert_served(stage: str, results: dict[str, Any]) -> None:
     """Check the results of stages that serve requests."""
     match stage:
@@ -109,6 +128,10 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
             assert results["compared"].keys() == {"unused", "none", "first", "second"}
         case "adapter_times":
             assert_adapter_times(results)
+        case "mixtures":
+            assert_mixtures(results)
+        case "torch_kernels":
+            assert_torch_kernels(results)
         case "weights":
             assert results["replaced"]["right"]
         case "correctness":
@@ -171,7 +194,12 @@ def check_table(out: Path, stages: Set[str]) -> None:
     lines = table(records).splitlines()[2:]
     for row, line in zip(ROWS, lines, strict=True):
         larger = row.work.startswith("Llama-3.1-8B, batch") and "batch 1," not in row.work
-        larger |= "Qwen3-14B" in row.work or row.work.endswith("of batch 256") or row.work.endswith("8B, batch 256")
+        larger |= (
+            "120b" in row.work
+            or "Qwen3-14B" in row.work
+            or row.work.endswith("of batch 256")
+            or row.work.endswith("8B, batch 256")
+        )
         assert ("not measured" in line) == (larger or row.stage not in stages), line
 
 
@@ -372,6 +400,25 @@ def test_the_bytes_of_a_model_are_those_of_its_shape() -> None:
     assert LLAMA_8B.weights * 2 == pytest.approx(15.0e9, rel=0.01)
     assert LLAMA_8B.cached * 2 == 131_072
     assert QWEN_06B.weights == pytest.approx(0.596e9, rel=0.01)
+
+
+def test_a_mixture_reads_the_experts_that_its_rows_choose() -> None:
+    qwen, oss = (PUBLIC_MIXTURES[name] for name in ("qwen3-30b-a3b, 24 layers", "gpt-oss-20b"))
+    assert qwen.touched(1) == pytest.approx(8)
+    assert qwen.touched(10_000) == pytest.approx(128)
+    read = qwen.weight_bytes(1, 2)
+    assert read == pytest.approx((24 * (8 * 3 * 2048 * 768 + 2048 * 128 * 72) + 151_936 * 2048) * 2)
+    experts = oss.weight_bytes(10_000, 2) - oss.other * 2
+    assert experts == pytest.approx(24 * 32 * 3 * 2880 * 2880 * 17 / 32)
+
+
+def test_a_kernel_that_torch_refuses_has_no_share() -> None:
+    mine, other = {"1 rows": 5.0, "2 rows": "refused: no"}, {"1 rows": 10.0, "2 rows": 10.0}
+    assert ratio_of(mine, other, "1 rows") == 0.5
+    assert ratio_of(mine, other, "2 rows") is None
+    timed = {"product, _int_mm": mine, "product, full": other}
+    said = table({"torch_kernels": {"results": {"timed": timed}, "complete": True}})
+    assert "| the same: `_int_mm` over bf16 | report | 1 rows: 0.50 | - |" in said
 
 
 def test_idle_is_what_no_interval_covers() -> None:

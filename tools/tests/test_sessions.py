@@ -62,6 +62,7 @@ class Runs:
 
 
 STAGES = ["machine", "correctness", "decode"]
+LIMITED = [(stage, gpu_check.LIMIT) for stage in STAGES]
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -70,7 +71,7 @@ def test_correctness_that_is_right_fails_for_no_other_stage(
 ) -> None:
     runs = Runs(machine=1)
     monkeypatch.setattr(gpu_check, "run_apart", runs)
-    assert gpu_check.run_stages(STAGES, tmp_path, None, stop=stop) == 1
+    assert gpu_check.run_stages(LIMITED, tmp_path, None, stop=stop) == 1
     assert runs.stages == STAGES
     assert runs.told == {("--out", str(tmp_path))}
     assert "correctness" not in capsys.readouterr().err
@@ -83,7 +84,7 @@ def test_measuring_after_failed_correctness_is_an_option(
 ) -> None:
     runs = Runs(correctness=code)
     monkeypatch.setattr(gpu_check, "run_apart", runs)
-    assert gpu_check.run_stages(STAGES, tmp_path, tmp_path / "all.json", stop=stop) == 1
+    assert gpu_check.run_stages(LIMITED, tmp_path, tmp_path / "all.json", stop=stop) == 1
     assert runs.stages == (STAGES[:2] if stop else STAGES)
     assert runs.told == {("--out", str(tmp_path), "--bundle", str(tmp_path / "all.json"))}
     said = capsys.readouterr().err
@@ -93,4 +94,4 @@ def test_measuring_after_failed_correctness_is_an_option(
 
 def test_stages_that_are_all_right_are_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "run_apart", Runs())
-    assert gpu_check.run_stages(STAGES, tmp_path, None, stop=True) == 0
+    assert gpu_check.run_stages(LIMITED, tmp_path, None, stop=True) == 0

@@ -1,5 +1,6 @@
 """Tiny shapes for tests of GPU check stages, on the CPU in Triton's interpreter."""
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,15 +10,37 @@ from typing import Any
 import torch
 
 from tercet.scheduler.testing.quantized_checkpoints import Grain
-from tools.gpu_stages.scale import Request, Results, Scale, Shape
+from tools.gpu_stages.scale import PUBLIC_MIXTURES, Mixture, Request, Results, Scale, Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape("LlamaForCausalLM", 64, 96, 1, 2, 1, 32, 128)
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_experts": 8,
+    "n_routed_experts": 8,
+    "num_local_experts": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "dtype": "float32",
+}
+
+
+def small(mixture: Mixture) -> Mixture:
+    """Return a mixture with small values of the fields that its config has."""
+    config = {**mixture.config, **{name: value for name, value in SMALL.items() if name in mixture.config}}
+    return dataclasses.replace(mixture, config=config, batches=(1, 2), experts=8)
+
+
 TINY = Scale(
     device=CPU,
     dtype=torch.float32,
     large=SHAPE,
     others={"qwen3-0.6b": Shape("Qwen3ForCausalLM", 64, 96, 1, 2, 1, 32, 128, tied=True)},
+    mixtures={name: small(mixture) for name, mixture in PUBLIC_MIXTURES.items() if "120b" not in name},
     batches=(1, 2),
     context=16,
     served_context=256,
@@ -41,6 +64,9 @@ TINY = Scale(
     draft_batches=(1, 2),
     draft_counts=(1, 2),
     tiled_rows=(2,),
+    torch_rows=(2, 32),
+    expert_tokens=(2,),
+    weights_at_once=1,
     operation_tokens=16,
     operation_width=64,
     operation_rows=2,
