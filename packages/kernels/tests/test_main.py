@@ -44,6 +44,7 @@ def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[st
     assert [line for line in lines if line.startswith("torch ")] == [f"{'torch':14} {torch.__version__}"]
     passed = {line.removesuffix(" ok").strip() for line in lines if line.endswith(" ok")}
     missing = {"cpu": missing_library(), "triton": missing_triton(torch.device("cpu")), "flashinfer": "no GPU"}
+    missing["cudnn"] = "no GPU"
     backends = {f"attention {name}" for name in backend_names() if not missing.get(name)}
     backends |= {f"latent {name}" for name in backend_names(latent=True) if not missing.get(name)}
     native = set() if missing_library() else set(checks.CHECKS)

@@ -21,7 +21,12 @@ PAGE = 4
 CPU = torch.device("cpu")
 
 
-MISSING = {"cpu": missing_library(), "triton": missing_triton(CPU), "flashinfer": "it needs a GPU"}
+MISSING = {
+    "cpu": missing_library(),
+    "triton": missing_triton(CPU),
+    "flashinfer": "it needs a GPU",
+    "cudnn": "it needs a GPU",
+}
 BACKENDS = [name for name in backend_names() if not MISSING.get(name)]
 
 

@@ -10,6 +10,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory, missing_compiler, missing_flashinfer
 from tercet.kernels.attention.latent import LatentSizes
+from tercet.kernels.attention.prompts import missing_cudnn
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import missing_library
 from tercet.kernels.triton import missing_triton
@@ -71,13 +72,23 @@ class _Triton(Backend):
         return device.type != "cpu"  # the interpreter is for tests
 
 
+class _Cudnn(Backend):
+    name = "cudnn"
+    attention = "tercet.kernels.attention.prompts:cudnn_attention"
+
+    def unavailable(self, device: torch.device, latent: LatentSizes | None) -> str:  # noqa: ARG002
+        if device.type != "cuda":
+            return f"it does not run on {device.type}"
+        return missing_cudnn(device) or missing_triton(device)
+
+
 class _TorchNative(Backend):
     name = "torch_native"
     attention = "tercet.kernels.attention.torch_native:TorchNativeAttention"
     latent = "tercet.kernels.attention.torch_native:TorchNativeLatent"
 
 
-BACKENDS: tuple[Backend, ...] = (_Cpu(), _FlashInfer(), _Triton(), _TorchNative())
+BACKENDS: tuple[Backend, ...] = (_Cpu(), _FlashInfer(), _Cudnn(), _Triton(), _TorchNative())
 """All backends, in the order in which `auto` tries them."""
 
 

@@ -7,9 +7,11 @@ import itertools
 from collections.abc import Callable
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.attention.latent import latent_caches
+from tercet.kernels.attention.prompts import PromptAttention, is_right, missing_cudnn, sdpa
 from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent
@@ -52,6 +54,24 @@ def _attention(device: torch.device) -> Pair:
     for backend in (TritonAttention(), ReferenceAttention()):
         backend.plan(batch)
         outputs.append(backend.attend(q, k, v, AttentionParams(scale=128**-0.5)).to(device))
+    return outputs[0], outputs[1]
+
+
+def _prompts(device: torch.device) -> Pair:
+    """Check long prompts beside other rows. Raises RuntimeError if cuDNN is in use here, and refuses or is wrong."""
+    rows = [(1, 40), (150, 150), (300, 300), (20, 70)]
+    batch, heads, kv_heads, dim = make_batch(rows, 16, device), 4, 2, 128
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    q = torch.randn(sum(batch.host_query_lens), heads, dim, device=device).to(dtype)
+    shape = (2, int(batch.page_table.max()) + 1, 16, kv_heads, dim)
+    k, v = torch.randn(shape, device=device).to(dtype).unbind()
+    kernel = sdpa(SDPBackend.CUDNN_ATTENTION if device.type == "cuda" else SDPBackend.MATH)
+    if device.type == "cuda" and not missing_cudnn(device) and not is_right(kernel, q, kv_heads):
+        raise RuntimeError("cuDNN computes prompts wrongly, or not at all: the log says how")
+    outputs = []
+    for backend in (PromptAttention(TritonAttention, kernel, 150), ReferenceAttention()):
+        backend.plan(batch)
+        outputs.append(backend.attend(q, k, v, AttentionParams(scale=dim**-0.5)).to(device))
     return outputs[0], outputs[1]
 
 
@@ -243,6 +263,7 @@ def _quantized(device: torch.device) -> Pair:
 
 CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton attention": _attention,
+    "prompts by cuDNN": _prompts,
     "triton many decodes": _many_decodes,
     "triton latent attention": _latent,
     "triton rmsnorm": _rmsnorm,
