@@ -3,6 +3,7 @@
 python -m tools.gpu_check [--stage NAME ...] [--out benchmarks/results] [--bundle FILE] [--stop-when-wrong]
 python -m tools.gpu_check --minutes 15 [--bundle FILE]
 python -m tools.gpu_check --plan 15
+python -m tools.gpu_check --choices
 python -m tools.gpu_check --table [--bundle FILE]
 python -m tools.gpu_check --unbundle FILE [--out benchmarks/results]
 
@@ -22,12 +23,13 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from tercet.kernels.device import describe_machine
+from tercet.kernels.triton.linear import choices
 from tools.gpu_stages import (
     adapters,
     executor,
@@ -46,9 +48,12 @@ from tools.gpu_stages.schedule import MARGIN, next_turn, plan_text
 from tools.gpu_stages.serving import MakeEngine
 from tools.gpu_stages.sessions import run_apart
 from tools.gpu_stages.table import table
+from tools.gpu_stages.ways import choices_of
 
 LIMIT = 540.0
 """Seconds per stage."""
+
+CHOICES = Path(choices.__file__).with_name("choices.json")
 
 Limited = tuple[str, float]
 """(stage, seconds after which it is ended)"""
@@ -120,6 +125,8 @@ def main(arguments: list[str]) -> int:
         for path in unbundle(options.unbundle, options.out):
             print(path)
         return 0
+    if options.choices:
+        return write_choices(read(options.out), CHOICES)
     if options.plan:
         print(plan_text(options.stage, options.plan))
         return 0
@@ -164,10 +171,29 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--stop-when-wrong", action="store_true", help="measure nothing after correctness that failed")
     parser.add_argument("--minutes", type=float, help="run the most wanted stages, and end in time")
     parser.add_argument("--plan", type=float, metavar="MINUTES", help="print the order of the stages for a time")
+    parser.add_argument("--choices", action="store_true", help="write the table of kernels from the records of tuning")
     parser.add_argument("--table", action="store_true", help="print what OUT, or the bundle, says, and measure nothing")
     parser.add_argument("--unbundle", type=Path, metavar="FILE", help="write a bundle's records to OUT, and end")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+def write_choices(found: Records, path: Path) -> int:
+    """Put what the records of tuning say of their architectures into the table of kernels; return 2 without one."""
+    tables = [choices_of(records["tuning"]["results"]) for records in found.values() if "ways" in _tuned(records)]
+    if not tables:
+        print("no record of tuning has the ways of 8-bit products", file=sys.stderr)
+        return 2
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for table_of_one in tables:
+        content |= table_of_one
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _tuned(records: Mapping[str, Results]) -> Results:
+    results: Results = records.get("tuning", {}).get("results", {})
+    return results
 
 
 def _print_tables(found: Records) -> int:

@@ -135,6 +135,8 @@ class Scale:
     """Rows of layers with quantized weights."""
     torch_rows: tuple[int, ...] = (1, 16, 32, 64, 128, 256, 2048, 8192)
     """Rows of products by torch's own kernels."""
+    way_rows: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
+    """Rows of 8-bit products by each way."""
     expert_tokens: tuple[int, ...] = (1, 32, 256, 2048)
     weights_at_once: int = 300_000_000
     """Bytes of different weights that a measured product goes through, more than any cache has."""

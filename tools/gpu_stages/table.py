@@ -268,7 +268,14 @@ ROWS: Sequence[Row] = [
     ),
     Row("a token of Llama-3.1-8B, 1k context: weights in full", "report", "quantised_times", _form("full")),
     Row("the same, keys and values in 8 bits", "report", "quantised_times", _form("full, fp8 cache")),
-    Row("the same, fp8 weights", "report", "quantised_times", _form("fp8")),
+    Row("the same, fp8 weights and activations", "report", "quantised_times", _form("fp8")),
+    Row(
+        "the same, fp8 weights, activations in full",
+        "report",
+        "quantised_times",
+        _form("fp8, activations in full"),
+    ),
+    Row("the same, int8 weights and activations", "report", "quantised_times", _form("int8")),
     Row("the same, fp8 weights in blocks", "report", "quantised_times", _form("fp8 block")),
     Row("the same, int4 weights (AWQ, GPTQ)", "report", "quantised_times", _form("int4")),
     Row(

@@ -88,28 +88,33 @@ def _own_attention(scale: Scale, count: int, length: int) -> Calls:
 
 def _layer(scale: Scale, kernel: Callable[..., Calls]) -> Iterator[tuple[str, float | str]]:
     """Yield the four products of a layer of the large model, summed, by rows."""
-    shape = scale.large
-    heads = shape.heads * shape.head_dim
-    sizes = [
-        (heads + 2 * shape.kv_heads * shape.head_dim, shape.hidden),
-        (shape.hidden, heads),
-        (2 * shape.inner, shape.hidden),
-        (shape.hidden, shape.inner),
-    ]
     for rows in scale.torch_rows:
-        parts = [_timed(scale, partial(kernel, scale, rows, n, k)) for n, k in sizes]
+        parts = [_timed(scale, partial(kernel, scale, rows, n, k)) for n, k in layer_sizes(scale)]
         times = [part for part in parts if isinstance(part, float)]
         refusals = [part for part in parts if isinstance(part, str)]
         yield f"{rows} rows", refusals[0] if refusals else sum(times)
 
 
-def _copies(scale: Scale, nbytes: float) -> range:
+def layer_sizes(scale: Scale) -> list[tuple[int, int]]:
+    """Return (outputs, inputs) of the products of a layer of the large model."""
+    shape = scale.large
+    heads = shape.heads * shape.head_dim
+    return [
+        (heads + 2 * shape.kv_heads * shape.head_dim, shape.hidden),
+        (shape.hidden, heads),
+        (2 * shape.inner, shape.hidden),
+        (shape.hidden, shape.inner),
+    ]
+
+
+def copies(scale: Scale, nbytes: float) -> range:
+    """Return as many places as weights of so many bytes are needed to exceed a cache."""
     return range(max(2, min(24, int(scale.weights_at_once / nbytes))))
 
 
 def _full(scale: Scale, rows: int, n: int, k: int) -> Calls:
     x = torch.randn(rows, k, device=scale.device).to(scale.dtype)
-    weights = [torch.randn(n, k, device=scale.device).to(scale.dtype) for _ in _copies(scale, n * k * 2)]
+    weights = [torch.randn(n, k, device=scale.device).to(scale.dtype) for _ in copies(scale, n * k * 2)]
     return [partial(F.linear, x, weight) for weight in weights]
 
 
@@ -117,7 +122,7 @@ def _scaled(scales: str, scale: Scale, rows: int, n: int, k: int) -> Calls:
     """Return products in fp8 with scales of a tensor, of rows, or of blocks."""
     device = scale.device
     x = torch.randn(rows, k, device=device).to(_E4M3)
-    weights = [torch.randn(n, k, device=device).to(_E4M3) for _ in _copies(scale, n * k)]
+    weights = [torch.randn(n, k, device=device).to(_E4M3) for _ in copies(scale, n * k)]
     match scales:
         case "tensor":
             factors = torch.ones((), device=device), torch.ones((), device=device)
@@ -134,18 +139,18 @@ def _scaled(scales: str, scale: Scale, rows: int, n: int, k: int) -> Calls:
 
 def _integers(scale: Scale, rows: int, n: int, k: int) -> Calls:
     x = torch.randint(-127, 127, (rows, k), device=scale.device, dtype=torch.int8)
-    weights = [torch.randint(-127, 127, (n, k), device=scale.device, dtype=torch.int8) for _ in _copies(scale, n * k)]
+    weights = [torch.randint(-127, 127, (n, k), device=scale.device, dtype=torch.int8) for _ in copies(scale, n * k)]
     return [partial(torch._int_mm, x, weight.t()) for weight in weights]
 
 
 def _own_product(kind: Format, block: tuple[int, int], scale: Scale, rows: int, n: int, k: int) -> Calls:
     x = torch.randn(rows, k, device=scale.device).to(scale.dtype)
     size = 0.5 if kind == "int4" else 1
-    weights = [_coded(kind, block, n, k, scale) for _ in _copies(scale, n * k * size)]
+    weights = [random_weight(kind, block, n, k, scale) for _ in copies(scale, n * k * size)]
     return [partial(linear_quantized, x, weight) for weight in weights]
 
 
-def _coded(kind: Format, block: tuple[int, int], n: int, k: int, scale: Scale) -> QuantizedWeight:
+def random_weight(kind: Format, block: tuple[int, int], n: int, k: int, scale: Scale) -> QuantizedWeight:
     """Return a weight with random codes, each a number, and scales of 1."""
     packed = kind in ("int4", "mxfp4")
     codes = torch.randint(0, 120, (n, k // 2 if packed else k), device=scale.device, dtype=torch.uint8)
@@ -223,7 +228,7 @@ def _own_experts(kind: Format | None, scale: Scale, mixture: Mixture, tokens: in
 def _own_expert(kind: Format | None, scale: Scale, count: int, n: int, k: int) -> torch.Tensor | QuantizedExperts:
     if kind is None:
         return torch.randn(count, n, k, device=scale.device).to(scale.dtype)
-    return QuantizedExperts(_coded(kind, _BLOCKS[kind], count * n, k, scale), count)
+    return QuantizedExperts(random_weight(kind, _BLOCKS[kind], count * n, k, scale), count)
 
 
 _BLOCKS: dict[Format, tuple[int, int]] = {

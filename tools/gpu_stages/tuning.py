@@ -36,6 +36,7 @@ from tercet.kernels.triton.sampling import argmax, logprobs, sampling
 from tools.gpu_stages.kernels import ceilings_of
 from tools.gpu_stages.processes import NOT_RUN, gathered, words
 from tools.gpu_stages.scale import Results, Scale
+from tools.gpu_stages.ways import time_ways
 
 _CALLS = 100
 """Calls in one graph, so that its launch does not count."""
@@ -208,7 +209,11 @@ OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]
 
 
 def tuning(scale: Scale) -> Iterator[Results]:
-    """Yield each operation at each size, fastest first: microseconds per call, and share of the copy bandwidth."""
+    """Yield each operation at each size, fastest first: microseconds per call, and share of the copy bandwidth.
+
+    First come the ways of 8-bit products, from which `choices_of` makes the table that serving reads.
+    """
+    yield from gathered(partial(time_ways, scale), ["ways"], min(1, scale.processes))
     ways = [(name, tiling) for name, (tilings, _) in OPERATIONS.items() for tiling in tilings]
     right: dict[str, list[Tiling]] = {}
     for said in words(partial(_verdict, scale), ways, scale.processes):

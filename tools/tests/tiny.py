@@ -65,6 +65,7 @@ TINY = Scale(
     draft_counts=(1, 2),
     tiled_rows=(2,),
     torch_rows=(2, 32),
+    way_rows=(2, 32),
     expert_tokens=(2,),
     weights_at_once=1,
     operation_tokens=16,

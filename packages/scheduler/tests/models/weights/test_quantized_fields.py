@@ -12,11 +12,21 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from packages.scheduler.tests.loaded_model import load, logits
 from packages.scheduler.tests.models.weights.test_quantized_checkpoints import CONFIG, GRAIN, HIDDEN
+from tercet.kernels.ops.quantized import dequantize
 from tercet.scheduler.file_fields import FileFields
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config import quantized_fields
 from tercet.scheduler.models.config.quantized_config import parse_quantization
-from tercet.scheduler.testing.quantized_checkpoints import KINDS, Tensors, quantization_config, write_checkpoint
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.shard import Cut
+from tercet.scheduler.models.weights.quantized_checkpoints import QuantizedLinear
+from tercet.scheduler.testing.quantized_checkpoints import (
+    KINDS,
+    PUBLIC_GRAIN,
+    Tensors,
+    quantization_config,
+    write_checkpoint,
+)
 
 CHECKED = {
     "awq": quantized_fields.AWQ,
@@ -60,6 +70,7 @@ HONOURED: list[tuple[str, dict[str, Any]]] = [
     ("awq", {"bits": 4, "zero_point": None}),
     ("deepseek", {"activation_scheme": "static", "ignored_layers": ["lm_head"], "fmt": "e4m3", "scale_fmt": "ue8m0"}),
     ("tensor", {"format": "float-quantized", "ignore": ["lm_head"], "kv_cache_scheme": {"num_bits": 8}}),
+    ("int8", {"format": "int-quantized", "ignore": ["lm_head"]}),
     ("packed", {"ignore": ["lm_head"], "quantization_status": "compressed"}),
     ("packed zeros", {"version": "0.13.0"}),
 ]
@@ -109,7 +120,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tensor", group(group_size=32), r"config_groups\.a\.weights\.group_size: 32"),
     ("tensor", group(strategy="group"), r"config_groups\.a\.weights\.strategy: 'group'"),
     ("tensor", group(strategy="block"), r"config_groups\.a\.weights\.block_structure: is missing"),
-    ("tensor", group(num_bits=4), r"config_groups\.a\.weights: only 8-bit floats and 4-bit integers"),
+    ("tensor", group(num_bits=4), r"config_groups\.a\.weights: only 8-bit floats, and integers"),
+    ("int8", group(type="int", strategy="block"), r"config_groups\.a\.weights\.strategy: 'block'"),
+    ("int8", group(type="int", symmetric=False), r"config_groups\.a\.weights\.symmetric: False"),
+    ("int8", {"format": "float-quantized"}, "format: 'float-quantized' is not one of int-quantized"),
     ("tensor", group(num_bits=4, type="int"), "format: None is not one of pack-quantized"),
     ("packed", group(num_bits=4, type="int", strategy="tensor"), r"config_groups\.a\.weights\.strategy: 'tensor'"),
     ("packed", group(num_bits=4, type="int", strategy="group"), r"config_groups\.a\.weights\.group_size: None"),
@@ -245,6 +259,57 @@ def test_quantized_heads_and_embeddings_are_refused_by_name(kind: str, name: str
     restored(model, lambda path, tensor: own if path == f"{name}.weight" else {path: tensor})
     with pytest.raises(ModelError, match=rf"unexpected: {name}\.\w+"):
         load(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "activations"),
+    [
+        ("tensor", {}, "fp8"),
+        ("channel", {}, None),
+        ("deepseek", {}, "fp8"),
+        ("deepseek", {"activation_scheme": "static"}, "fp8"),
+        ("int8", {}, "int8"),
+        ("int8", {"input_activations": None}, None),
+        ("int8", {"input_activations": {"num_bits": 8, "type": "int", "symmetric": False}}, None),
+        ("int8", {"input_activations": {"num_bits": 8, "type": "float"}}, None),
+        ("tensor", {"input_activations": {"num_bits": 4, "type": "float"}}, None),
+        ("awq", {}, None),
+    ],
+)
+def test_activations_are_rounded_where_the_checkpoint_says_so(
+    kind: str, change: dict[str, Any], activations: str | None
+) -> None:
+    config = quantization_config(kind, GRAIN)
+    (config["config_groups"]["group_0"] if "input_activations" in change else config).update(change)
+    found = parse_quantization({"quantization_config": config})
+    assert found is not None
+    assert found.activations == activations
+
+
+@pytest.mark.parametrize("kind", ["tensor", "int8", "channel"])
+def test_weights_say_for_which_activations_they_were_made(kind: str, tmp_path: Path) -> None:
+    model, _ = written(kind, tmp_path)
+    loaded = load(model)
+    weights = [module.quantized for module in loaded.modules() if isinstance(module, Linear) and module.quantized]
+    wanted = {"tensor": "fp8", "int8": "int8", "channel": None}[kind]
+    assert {weight.activations for weight in weights} == {wanted}
+
+
+def test_blocks_of_128_rows_have_one_scale() -> None:
+    """Their kernels take whole blocks; a fused layer's parts are whole blocks, too."""
+    weight, scales = torch.randn(128, 256).to(torch.float8_e4m3fn), torch.rand(1, 2)
+    quantization = parse_quantization({"quantization_config": quantization_config("deepseek", PUBLIC_GRAIN)})
+    assert quantization is not None
+    tensors = {"weight": weight, "weight_scale_inv": scales}
+    target = Linear(256, 256, bias=False, dtype=torch.bfloat16, quantized=True)
+    parts = {"a": Cut.all(128), "b": Cut.all(128)}
+    layer = QuantizedLinear(target, parts, Cut.all(256), quantization)
+    layer.load(lambda name: tensors[name.partition(".")[2]], torch.device("cpu"), None)
+    assert target.quantized is not None
+    assert target.quantized.block == (128, 128)
+    assert torch.equal(target.quantized.scales, scales.expand(2, 2))
+    whole = weight.float() * scales.repeat_interleave(128, 1)
+    assert torch.equal(dequantize(target.quantized), torch.cat([whole, whole]))
 
 
 def test_all_kinds_are_tried() -> None:

@@ -1,8 +1,8 @@
 """Quantized weights: one layout for every checkpoint format, and the linear layer over it.
 
 w[i, j] = (code[i, j] - zero) * scale + minimum, where zero, scale and minimum belong to the block of rows and columns
-that contains (i, j). Activations are not quantized. "mxfp4" is the format of the OCP Microscaling specification: e2m1
-codes, e8m0 scales.
+that contains (i, j). Activations are not quantized, except by kernels that say so (`rounded`). "mxfp4" is the format of
+the OCP Microscaling specification: e2m1 codes, e8m0 scales.
 """
 
 import math
@@ -15,6 +15,7 @@ import torch
 from tercet.kernels.ops.linear import linear
 
 Format = Literal["fp8", "int8", "int4", "mxfp4"]
+EightBits = Literal["fp8", "int8"]
 PACKED = "int4", "mxfp4"
 """Formats with two codes in a byte."""
 
@@ -38,6 +39,8 @@ class QuantizedWeight:
     zeros: torch.Tensor | None  # float32 integers, like scales; int4 only, None where codes are signed
     block: tuple[int, int]
     minimums: torch.Tensor | None = None  # float32, like scales; int4 and int8 only, and only on a CPU
+    activations: EightBits | None = None
+    """Format to which a product may round its inputs, because the checkpoint was made for that."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -91,6 +94,20 @@ class QuantizedWeight:
             zeros=None if self.zeros is None else values(self.zeros),
             minimums=None if self.minimums is None else values(self.minimums),
         )
+
+
+def with_tall_blocks(weight: QuantizedWeight, rows: int) -> QuantizedWeight:
+    """Return the weight with one scale for each `rows` rows, if it has a scale for each row and these are equal.
+
+    Only weights without zeros and minimums are changed.
+    """
+    n = weight.shape[0]
+    if weight.block[0] != 1 or n % rows or weight.zeros is not None or weight.minimums is not None:
+        return weight
+    blocks = weight.scales.view(n // rows, rows, -1)
+    if not torch.equal(blocks, blocks[:, :1].expand_as(blocks)):
+        return weight
+    return replace(weight, scales=blocks[:, 0].contiguous(), block=(rows, weight.block[1]))
 
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:

@@ -5,11 +5,16 @@ architecture, and Triton's own hook intercepts each launch.
 """
 
 import contextlib
+import re
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -22,7 +27,7 @@ from tercet.kernels.triton.launch import shared_memory_of
 
 @dataclass(frozen=True)
 class Compiled:
-    """Compiled kernel of a case: bytes of machine code and of shared memory, and its PTX."""
+    """Compiled kernel of a case: bytes of machine code and of shared memory, its PTX, and the machine code."""
 
     case: str
     kernel: str
@@ -30,6 +35,7 @@ class Compiled:
     cubin: int
     shared: int
     ptx: str = ""
+    machine_code: bytes = b""
 
     @property
     def trouble(self) -> str:
@@ -38,6 +44,28 @@ class Compiled:
             return "no machine code"
         room = shared_memory_of(self.architecture)
         return f"{self.shared} bytes of shared memory, of {room}" if self.shared > room else ""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources of machine code: registers of a thread, bytes that it spills to memory, and instructions."""
+
+    registers: int
+    spilled: int
+    instructions: int
+
+
+def resources_of(machine_code: bytes) -> Resources:
+    """Return the resources of a cubin, by the disassembler that comes with Triton."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(machine_code)
+        file.flush()
+        usage = subprocess.check_output([tools / "cuobjdump", "-res-usage", file.name], text=True)
+        listing = subprocess.check_output([tools / "nvdisasm", "-c", file.name], text=True)
+    sizes = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    instructions = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP|BRA `)", listing, re.MULTILINE)
+    return Resources(sizes["REG"], sizes["STACK"] + sizes["LOCAL"], len(instructions))
 
 
 class _CompileTarget:
@@ -69,7 +97,8 @@ def compile_case(name: str, architecture: int) -> list[Compiled]:
         options = {name: compile[name] for name in ("num_warps", "num_stages")}
         kernel = compile_source(source, target=target, options=options)
         shared = int(kernel.metadata.shared)
-        results.append(Compiled(name, fn.name, architecture, len(kernel.asm["cubin"]), shared, kernel.asm["ptx"]))
+        code, ptx = kernel.asm["cubin"], kernel.asm["ptx"]
+        results.append(Compiled(name, fn.name, architecture, len(code), shared, ptx, code))
         return True
 
     with _launches_go_to(take, _CompileTarget(target)), torch.inference_mode():

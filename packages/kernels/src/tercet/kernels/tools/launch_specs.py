@@ -16,7 +16,7 @@ from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantizedExperts
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm, Weight
-from tercet.kernels.ops.quantized import MXFP4_BLOCK, PACKED, Format, QuantizedWeight
+from tercet.kernels.ops.quantized import MXFP4_BLOCK, PACKED, EightBits, Format, QuantizedWeight
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.tools.check import make_batch
@@ -25,7 +25,7 @@ from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.attention import rope
 from tercet.kernels.triton.attention.latent_rope import latent_rope_store
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.linear import dequantize, quantized, quantized_gemv
+from tercet.kernels.triton.linear import dequantize, quantized, quantized_gemv, rounding
 from tercet.kernels.triton.linear.lora import add_lora
 from tercet.kernels.triton.linear.projection import project, project_normed, project_onto
 from tercet.kernels.triton.moe import moe_gemv_quantized
@@ -154,6 +154,19 @@ def _penalties() -> None:
 
 def _quantized(kind: Format, m: int, block: tuple[int, int], n: int = HIDDEN) -> None:
     quantized.linear_quantized(_hidden(m), _weight(kind, n, HIDDEN, block))
+
+
+def _round(rows: int, kind: EightBits = "fp8", size: int = HIDDEN, width: int = 0, norm: bool = False) -> None:
+    x = _hidden(rows, size)
+    if norm:
+        rounding.round_normed(x, x, Norm(x[0], 1e-5), kind, width or size)
+    else:
+        rounding.round_rows(x, kind, width or size)
+
+
+def _scale_sums(dtype: torch.dtype, bias: bool = False) -> None:
+    sums, scales, weight = torch.empty(32, 6144, dtype=dtype), torch.ones(32, 1), torch.ones(6144, 1)
+    rounding.scale_sums(sums, scales, weight, _hidden(1, 6144)[0] if bias else None, BF16)
 
 
 def _normed(gate: Gate | None = None, weighs: torch.dtype = BF16) -> None:
@@ -332,6 +345,14 @@ CASES: dict[str, Callable[[], object]] = {
     "int4, 64 rows": partial(_quantized, "int4", 64, (1, 128)),
     "int4, many rows": partial(_quantized, "int4", 200, (1, 128)),
     "int4, prefill": partial(_quantized, "int4", 512, (1, 128)),
+    "round rows": partial(_round, 32),
+    "round rows, int8": partial(_round, 32, "int8"),
+    "round wide rows": partial(_round, 8192, size=14336),
+    "round rows in blocks": partial(_round, 8192, width=128),
+    "round normed rows": partial(_round, 32, norm=True),
+    "round normed rows, int8": partial(_round, 8192, "int8", norm=True),
+    "scale sums": partial(_scale_sums, torch.float32),
+    "scale sums, int8, a bias": partial(_scale_sums, torch.int32, bias=True),
     "route": lambda: route(_hidden(4, 32), Routing(top_k=4, renormalize=True)),
     "route, softmax of all": lambda: route(_hidden(4, 60), Routing(top_k=4)),
     "route, corrected": lambda: route(

@@ -15,7 +15,18 @@ from tercet.kernels.attention.prompts import PromptAttention, is_right, missing_
 from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent
-from tercet.kernels.ops import activation, bitmask, logprobs, lora, moe, projection, quantized, rmsnorm, sampling
+from tercet.kernels.ops import (
+    activation,
+    bitmask,
+    logprobs,
+    lora,
+    moe,
+    projection,
+    quantized,
+    rmsnorm,
+    rounded,
+    sampling,
+)
 from tercet.kernels.ops import penalties as penalties_reference
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
@@ -29,6 +40,7 @@ from tercet.kernels.triton.attention.latent_rope import latent_rope_store
 from tercet.kernels.triton.attention.rope import rope_store
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.launch import cdiv, multiprocessors
+from tercet.kernels.triton.linear import choices, eight_bits
 from tercet.kernels.triton.linear import lora as fused_lora
 from tercet.kernels.triton.linear import projection as fused_projection
 from tercet.kernels.triton.linear import quantized as fused_quantized
@@ -261,6 +273,24 @@ def _quantized(device: torch.device) -> Pair:
     return torch.cat(actual), torch.cat(expected)
 
 
+def _rounded(device: torch.device) -> Pair:
+    """Check the ways of 8-bit products that the table has for a device, and int8 anywhere, without and with a norm."""
+    actual, expected = [], []
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    here = {"int8", *choices.table().get(choices.architecture(device), {})}
+    ways = [(kind, way) for kind, every in choices.WAYS.items() if kind in here for way in every if way != "weights"]
+    for kind, way in ways:
+        block = (choices.BLOCK, choices.BLOCK) if kind == "fp8 block" else (1, 512)
+        full = torch.randn(256, 512, device=device) * 512**-0.5
+        weight = quantized.quantize(full, "int8" if kind == "int8" else "fp8", block)
+        for rows in (20, 300):
+            x = torch.randn(rows, 512, device=device).to(dtype)
+            rounding = eight_bits.rounding_of(weight, way)
+            actual.append(fused_quantized.multiply(x, weight, x[0, :256], way))
+            expected.append(rounded.linear_rounded(rounded.round_rows(x, *rounding), weight, x[0, :256], dtype))
+    return torch.cat(actual), torch.cat(expected)
+
+
 CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton attention": _attention,
     "prompts by cuDNN": _prompts,
@@ -279,5 +309,6 @@ CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton penalties, mask": _penalties,
     "triton moe": _moe,
     "triton quantised": _quantized,
+    "products in 8 bits": _rounded,
     "triton lora": _lora,
 }

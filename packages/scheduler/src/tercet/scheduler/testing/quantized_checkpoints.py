@@ -19,9 +19,10 @@ Tensors = dict[str, torch.Tensor]
 _Stored = tuple[Tensors, torch.Tensor]
 """Stored tensors of a linear layer, and its weight as float32 [n, k]."""
 
-KINDS = ("awq", "gptq", "gptq row", "packed", "packed zeros", "channel", "tensor", "deepseek")
+KINDS = ("awq", "gptq", "gptq row", "packed", "packed zeros", "channel", "tensor", "deepseek", "int8")
 """Formats. `gptq row` has one group for a whole row and unpacked zeros; three are fp8 with different scale blocks.
-`packed` is compressed-tensors' int4, with or without zero points.
+`packed` is compressed-tensors' int4, with or without zero points. `tensor`, `deepseek` and `int8` are made for
+activations in 8 bits.
 """
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -54,9 +55,12 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
             four = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": grain.group}
             groups = {"group_0": {"weights": {**four, "symmetric": kind == "packed"}}}
             return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
-        case "channel" | "tensor":
-            weights = {"num_bits": 8, "type": "float", "strategy": kind}
-            return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+        case "channel" | "tensor" | "int8":
+            eight = {"num_bits": 8, "type": "int" if kind == "int8" else "float"}
+            group = {"weights": {**eight, "strategy": "tensor" if kind == "tensor" else "channel"}}
+            if kind != "channel":
+                group["input_activations"] = {**eight, "strategy": "token", "dynamic": True}
+            return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
         case "deepseek":
             return {"quant_method": "fp8", "weight_block_size": [*grain.block]}
     raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
@@ -163,6 +167,10 @@ def _linear(kind: str, name: str, n: int, k: int, grain: Grain, chance: torch.Ge
             return _fp8(f"{name}.weight", "_scale", (n, k), (n, 1), (1, k), chance)
         case "tensor":
             return _fp8(f"{name}.weight", "_scale", (n, k), (1,), (n, k), chance)
+        case "int8":
+            codes = torch.randint(-127, 128, (n, k), generator=chance, dtype=torch.int8)
+            scale = (torch.rand(n, 1, generator=chance) / 500 + 0.001) * _narrow(k)
+            return {f"{name}.weight": codes, f"{name}.weight_scale": scale}, codes.float() * scale
         case "deepseek":
             rows, columns = grain.block
             return _fp8(f"{name}.weight", "_scale_inv", (n, k), (-(-n // rows), -(-k // columns)), grain.block, chance)

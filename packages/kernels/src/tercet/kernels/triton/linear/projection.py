@@ -2,7 +2,8 @@
 
 One row uses a kernel that fuses everything; more rows use torch's library, or tensor-core kernels that unpack quantized
 weights, with separate kernels for norm and activation. Before quantized weights, a norm stays a separate kernel,
-because their programs are busy enough. The references are those of `tercet.kernels.ops.projection`.
+because their programs are busy enough; it also rounds activations where a product takes them in 8 bits. The references
+are those of `tercet.kernels.ops.projection`.
 """
 
 import torch
@@ -13,7 +14,10 @@ from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.kernels.triton.activation import act_and_mul
 from tercet.kernels.triton.linear import linear, quantized_gemv
+from tercet.kernels.triton.linear.choices import Way, way_of
+from tercet.kernels.triton.linear.eight_bits import linear_rounded, rounding_of
 from tercet.kernels.triton.linear.quantized import linear_quantized
+from tercet.kernels.triton.linear.rounding import round_normed
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 
 
@@ -39,6 +43,10 @@ def project_normed(
     """See `tercet.kernels.ops.projection.project_normed`."""
     if residual is None and not isinstance(weight, QuantizedWeight) and linear.supports_gemv(x, weight):
         return linear.gemv(x, weight, bias, norm=norm, gate=gate), x
+    if isinstance(weight, QuantizedWeight) and (way := _way(x, weight)) != "weights":
+        rounded, total = round_normed(x, residual, norm, *rounding_of(weight, way))
+        out = linear_rounded(rounded, weight, bias, way, x.dtype)
+        return out if gate is None else act_and_mul(out, gate), total
     normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
     return project(normed, weight, bias, gate=gate), total
 
@@ -50,6 +58,11 @@ def project_onto(
     if _is_row(x, weight):
         return _row_linear(x, weight, bias, residual=residual), None
     return project(x, weight, bias), residual
+
+
+def _way(x: torch.Tensor, weight: QuantizedWeight) -> Way:
+    """Return the way of a product; that of one row, and of other than two dimensions, widens weights."""
+    return "weights" if x.ndim != 2 or quantized_gemv.supports_gemv(x, weight) else way_of(x, weight)
 
 
 def _is_row(x: torch.Tensor, weight: Weight) -> bool:

@@ -3,7 +3,8 @@
 The reference is `tercet.kernels.ops.quantized.linear_quantized`. Codes are exact in 16 bits; a block's scale is applied
 to its part of the sum, in float32. One row does without tensor cores (`quantized_gemv`). For many rows the weight is
 unpacked once beforehand (`dequantize`), instead of once for every tile of rows. If outputs are few, inputs are cut into
-splits (`split_k_reduce`).
+splits (`split_k_reduce`). Weights in 8 bits that were made for rounded activations are multiplied in 8 bits where that
+is faster (`choices`, `eight_bits`).
 """
 
 import torch
@@ -24,6 +25,7 @@ from tercet.kernels.triton.launch import (
     shared_memory,
 )
 from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.linear.choices import Way, way_of
 from tercet.kernels.triton.linear.dequant_bits import (
     E2M1_LEFT,
     columns_of,
@@ -34,7 +36,9 @@ from tercet.kernels.triton.linear.dequant_bits import (
 )
 from tercet.kernels.triton.linear.dequantize import TILINGS as UNPACKING
 from tercet.kernels.triton.linear.dequantize import dequantize
+from tercet.kernels.triton.linear.eight_bits import linear_rounded, rounding_of
 from tercet.kernels.triton.linear.quantized_gemv import gemv, supports_gemv
+from tercet.kernels.triton.linear.rounding import round_rows
 from tercet.kernels.triton.linear.split_k_reduce import add_splits, range_of_split, splits_for
 
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
@@ -230,6 +234,14 @@ def quantized_linear_kernel(
 
 def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Compute the linear layer as in the reference, for blocks that `columns_of` supports."""
+    return multiply(x, weight, bias, "weights" if supports_gemv(x, weight) else way_of(x, weight))
+
+
+def multiply(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, way: Way) -> torch.Tensor:
+    """Compute the linear layer by one way."""
+    if way != "weights":
+        rounded = round_rows(x.reshape(-1, x.shape[-1]), *rounding_of(weight, way))
+        return linear_rounded(rounded, weight, bias, way, x.dtype).view(*x.shape[:-1], -1)
     if supports_gemv(x, weight):
         return gemv(x, weight, bias)
     if x.numel() > _TILED_ROWS[weight.format] * x.shape[-1]:

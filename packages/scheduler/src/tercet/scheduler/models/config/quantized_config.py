@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tercet.kernels.ops.quantized import EightBits
 from tercet.scheduler.file_fields import FileFields, unsupported
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config import quantized_fields
@@ -27,7 +28,7 @@ class StoredQuantization:
     (`tercet.kernels.native.linear.Quantization`).
     """
 
-    method: Literal["fp8", "awq", "gptq", "packed", "mxfp4"]
+    method: Literal["fp8", "int8", "awq", "gptq", "packed", "mxfp4"]
     """`packed` is compressed-tensors' int4; mxfp4 applies to experts only."""
     group: int = 0
     """Columns that share a scale in four-bit integers; 0 is a whole row."""
@@ -39,6 +40,8 @@ class StoredQuantization:
     """The meaning of a stored zero point of 0: old gptq checkpoints store zero points minus one."""
     zeros: bool = True
     """Zero points are stored. Without them, packed codes are 8 more than what they stand for."""
+    activations: EightBits | None = None
+    """Format of activations that the weights were made for, which a GPU may round to it."""
 
 
 def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
@@ -54,7 +57,7 @@ def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
     _BY_METHOD[method].check(given, _WHERE)
     match method:
         case "fp8":
-            return _fp8(given.get("weight_block_size"), "weight_block_size", inverse=True)
+            return _fp8(given.get("weight_block_size"), "weight_block_size", inverse=True, activations="fp8")
         case "compressed-tensors":
             return _compressed_tensors(given)
         case "awq":
@@ -70,7 +73,7 @@ def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
 
 
 def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
-    """Return the storage of weights that all have one scheme: fp8, or four bits packed in words."""
+    """Return the storage of weights that all have one scheme: fp8, int8, or four bits packed in words."""
     groups = given.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise _wrong("config_groups", "must be one group")
@@ -78,8 +81,8 @@ def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
     where = f"config_groups.{name}"
     weights = group.get("weights") if isinstance(group, dict) else None
     kind = (weights.get("num_bits"), weights.get("type", "int")) if isinstance(weights, dict) else None
-    if not isinstance(weights, dict) or kind not in ((8, "float"), (4, "int")):
-        raise _wrong(f"{where}.weights", "only 8-bit floats and 4-bit integers are supported")
+    if not isinstance(weights, dict) or kind not in ((8, "float"), (8, "int"), (4, "int")):
+        raise _wrong(f"{where}.weights", "only 8-bit floats, and integers of 8 and 4 bits are supported")
     quantized_fields.COMPRESSED_GROUP.check(group, f"{_WHERE}{where}.")
     quantized_fields.COMPRESSED_WEIGHTS.check(weights, f"{_WHERE}{where}.weights.")
     where = f"{where}.weights."
@@ -87,16 +90,29 @@ def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
     if kind == (4, "int"):
         _require_one(form, ("pack-quantized",), "format")
         return _packed(weights, where)
-    _require_one(form, (None, "float-quantized", "naive-quantized"), "format")
+    integers = kind == (8, "int")
+    forms = ("int-quantized",) if integers else ("float-quantized",)
+    _require_one(form, (None, *forms, "naive-quantized"), "format")
     _require(weights, "symmetric", True, where)
     strategy = weights.get("strategy") or ("tensor" if weights.get("group_size") is None else "channel")
-    _require_one(strategy, ("tensor", "channel", "block"), f"{where}strategy")
+    _require_one(strategy, ("tensor", "channel") if integers else ("tensor", "channel", "block"), f"{where}strategy")
     if weights.get("group_size") not in (None, -1):
-        raise unsupported(f"{_WHERE}{where}group_size", weights["group_size"], "fp8 has no groups of columns here")
+        raise unsupported(f"{_WHERE}{where}group_size", weights["group_size"], "8 bits have no groups of columns here")
+    activations = _activations(group.get("input_activations"), "int8" if integers else "fp8")
+    if integers:
+        return StoredQuantization(method="int8", activations=activations)
     block = weights.get("block_structure") if strategy == "block" else None
     if strategy == "block" and block is None:
         raise _wrong(f"{where}block_structure", "is missing")
-    return _fp8(block, f"{where}block_structure", inverse=False)
+    return _fp8(block, f"{where}block_structure", inverse=False, activations=activations)
+
+
+def _activations(given: Any, kind: EightBits) -> EightBits | None:
+    """Return the format of activations if it is that of the weights, without zero points."""
+    if not isinstance(given, dict) or given.get("symmetric", True) is not True:
+        return None
+    wanted = (8, "int" if kind == "int8" else "float")
+    return kind if (given.get("num_bits"), given.get("type", "int")) == wanted else None
 
 
 def _packed(weights: Mapping[str, Any], where: str) -> StoredQuantization:
@@ -113,13 +129,13 @@ def _require_one(value: Any, known: tuple[str | None, ...], name: str) -> None:
         raise _wrong(name, f"{value!r} is not one of {', '.join(filter(None, known))}")
 
 
-def _fp8(block: Any, name: str, *, inverse: bool) -> StoredQuantization:
+def _fp8(block: Any, name: str, *, inverse: bool, activations: EightBits | None) -> StoredQuantization:
     if block is None:
-        return StoredQuantization(method="fp8")
+        return StoredQuantization(method="fp8", activations=activations)
     if not isinstance(block, list) or len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
         raise _wrong(name, f"{block!r} is not a pair of sizes")
     scales = "weight_scale_inv" if inverse else "weight_scale"
-    return StoredQuantization(method="fp8", block=(block[0], block[1]), scales=scales)
+    return StoredQuantization(method="fp8", block=(block[0], block[1]), scales=scales, activations=activations)
 
 
 def _form(given: Mapping[str, Any], name: str, supported: tuple[str, ...]) -> str:

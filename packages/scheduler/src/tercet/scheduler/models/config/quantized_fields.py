@@ -1,11 +1,10 @@
 """The fields of `quantization_config` that transformers, gptqmodel and compressed-tensors read, by method.
 
-Activations are never quantized here, so answers are those of the stored weights in full precision.
+A GPU may round activations to the 8 bits that a checkpoint of 8-bit weights names; nothing else rounds them.
 """
 
 from tercet.scheduler.file_fields import FileFields, Only
 
-_ACTIVATIONS = "activations are not rounded here"
 _BY_TENSORS = "the stored tensors show which layers are quantized"
 _CALIBRATION = "used while quantizing only"
 _KERNELS = "a choice of the reference's kernels"
@@ -100,6 +99,7 @@ MXFP4 = FileFields(
     honoured=frozenset({"quant_method"}),
     no_effect={"dequantize": "the weights have the same values", "modules_to_not_convert": _BY_TENSORS},
 )
+_FORMS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 COMPRESSED_TENSORS = FileFields(
     honoured=frozenset({"quant_method", "config_groups"}),
     no_effect={
@@ -113,17 +113,17 @@ COMPRESSED_TENSORS = FileFields(
         "version": _NOTE,
     },
     refused={
-        "format": Only("only fp8 and packed int4 are read", ("float-quantized", "naive-quantized", "pack-quantized")),
+        "format": Only("only fp8, int8 and packed int4 are read", _FORMS),
         "moe_sparsity_config": Only("sparse experts are not computed"),
         "sparsity_config": Only("sparse weights are not read"),
         "transform_config": Only("transforms of weights and activations are not computed"),
     },
 )
 COMPRESSED_GROUP = FileFields(
-    honoured=frozenset({"weights"}),
-    no_effect={"input_activations": _ACTIVATIONS, "targets": _BY_TENSORS},
+    honoured=frozenset({"weights", "input_activations"}),
+    no_effect={"targets": _BY_TENSORS},
     refused={
-        "format": Only("only fp8 and packed int4 are read", ("float-quantized", "naive-quantized", "pack-quantized")),
+        "format": Only("only fp8, int8 and packed int4 are read", _FORMS),
         "output_activations": Only("outputs are not rounded here"),
     },
 )

@@ -3,6 +3,7 @@
 These tensors are stored under a layer's name, for a weight of n outputs and k inputs in groups of g inputs:
 - fp8 (compressed-tensors, and the block form of DeepSeek-V3): weight e4m3 [n, k], and scales for all of it, for each
 output [n, 1], or for blocks of 128 x 128. They are called weight_scale or weight_scale_inv; both multiply.
+- int8 (compressed-tensors): weight int8 [n, k], and weight_scale for all of it or for each output.
 - AWQ (AutoAWQ's "gemm"): qweight int32 [k, n / 8], qzeros int32 [k / g, n / 8], scales [k / g, n]. A word holds eight
 outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
 - packed (compressed-tensors' "pack-quantized"): weight_packed int32 [n, k / 8], of eight inputs in order; weight_scale
@@ -13,13 +14,21 @@ order, each stored minus one modulo 16; scales [k / g, n]; g_idx, the group of e
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantizedExperts
-from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantizedWeight, concat_rows, dequantize, pack_int4, quantize
+from tercet.kernels.ops.quantized import (
+    MXFP4_BLOCK,
+    QuantizedWeight,
+    concat_rows,
+    dequantize,
+    pack_int4,
+    quantize,
+    with_tall_blocks,
+)
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
 from tercet.scheduler.models.layers.linear import FusedLinear, Linear
@@ -31,8 +40,16 @@ from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts, Read
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
 _FLOATS = ("F32", "BF16", "F16")
-_UNUSED = {"fp8": ("input_scale", "activation_scale"), "packed": ("weight_shape",)}
-"""Scales of activations, which are not quantized here, and shapes, which config.json implies."""
+_STORED_AS = {"fp8": "F8_E4M3", "int8": "I8"}
+"""The dtype of weights in 8 bits."""
+_UNUSED = {
+    "fp8": ("input_scale", "activation_scale"),
+    "int8": ("input_scale", "activation_scale"),
+    "packed": ("weight_shape",),
+}
+"""Scales of activations, whose own largest elements are used here, and shapes, which config.json implies."""
+_TALL = 128
+"""Rows of a weight's blocks in fp8, of which its kernels take whole ones."""
 _WORD_TENSORS = (".qweight", ".qzeros", ".weight_packed", ".weight_zero_point")
 _PACKED_ZERO = 8
 """Zero point of packed codes without stored ones."""
@@ -64,7 +81,7 @@ class QuantizedLinear:
         for prefix, rows in self.parts.items():
             outputs = rows.whole
             match method:
-                case "fp8":
+                case "fp8" | "int8":
                     name = self._scales(prefix)
                     result[f"{prefix}.weight"] = (outputs, inputs)
                     result[name] = self._fp8_scales(outputs, stored.get(name))
@@ -99,7 +116,7 @@ class QuantizedLinear:
     def check_dtypes(self) -> None:
         """Raise ModelError for tensors of an unexpected dtype."""
         for name in self.shapes(self.stored):
-            kinds = ("F8_E4M3",) if name.endswith(".weight") else _FLOATS
+            kinds = (_STORED_AS.get(self.quantization.method, ""),) if name.endswith(".weight") else _FLOATS
             kinds = ("I32",) if name.endswith(_WORD_TENSORS) else kinds
             if name in self.stored and self.stored[name].dtype not in kinds:
                 raise ModelError(f"{name}: stored as {self.stored[name].dtype}, and only {', '.join(kinds)} is read")
@@ -141,7 +158,10 @@ class QuantizedLinear:
         else:
             weight = concat_rows([self._held(prefix, read) for prefix in self.parts])
             if isinstance(self.target, Linear):
-                self.target.quantized = weight
+                whole = self.target.order is None and weight.format == "fp8"
+                self.target.quantized = (
+                    with_tall_blocks(weight, _TALL) if whole and self.quantization.block[0] else weight
+                )
             else:
                 self.target.quantized = QuantizedExperts(weight, len(self.target.weight))
 
@@ -164,7 +184,9 @@ class QuantizedLinear:
         match quantization.method:
             case "fp8":
                 scales = read(self._scales(prefix))
-                return _as_fp8(read(f"{prefix}.weight"), scales, quantization.block)
+                return _as_fp8(read(f"{prefix}.weight"), scales, quantization)
+            case "int8":
+                return _as_int8(read(f"{prefix}.weight"), read(self._scales(prefix)), quantization)
             case "awq":
                 codes = _words(read(f"{prefix}.qweight"), 1, _AWQ_ORDER).T
                 zeros = _words(read(f"{prefix}.qzeros"), 1, _AWQ_ORDER).T
@@ -188,24 +210,40 @@ class QuantizedLinear:
         )
 
 
-def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantizedWeight:
+def _as_int8(weight: torch.Tensor, scales: torch.Tensor, quantization: StoredQuantization) -> QuantizedWeight:
+    """Convert an int8 weight; a scale of the whole weight becomes one for each output."""
+    n, k = weight.shape
+    spread = scales.float().reshape(-1, 1).expand(n, 1).contiguous()
+    return QuantizedWeight(
+        format="int8", codes=weight, scales=spread, zeros=None, block=(1, k), activations=quantization.activations
+    )
+
+
+def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, quantization: StoredQuantization) -> QuantizedWeight:
     """Convert an fp8 weight; scales of any of the three shapes become one row for each output."""
-    (n, k), (rows, columns) = weight.shape, block
+    (n, k), (rows, columns) = weight.shape, quantization.block
     if rows:
         spread = scales.float().repeat_interleave(rows, 0)[:n]
     else:
         spread, columns = scales.float().reshape(-1, 1).expand(n, 1), k
     return QuantizedWeight(
-        format="fp8", codes=weight.view(torch.uint8), scales=spread.contiguous(), zeros=None, block=(1, columns)
+        format="fp8",
+        codes=weight.view(torch.uint8),
+        scales=spread.contiguous(),
+        zeros=None,
+        block=(1, columns),
+        activations=quantization.activations,
     )
 
 
-def quantized_as(weight: torch.Tensor, quantization: StoredQuantization) -> QuantizedWeight:
-    """Quantize a weight [n, k] to the layout of a checkpoint of this kind."""
+def quantized_as(weight: torch.Tensor, quantization: StoredQuantization, *, tall: bool = True) -> QuantizedWeight:
+    """Quantize a weight [n, k] to the layout of a checkpoint of this kind, `tall` unless it is one of experts."""
     if quantization.method == "mxfp4":
         return quantize(weight, "mxfp4", MXFP4_BLOCK)
-    if quantization.method == "fp8":
-        return quantize(weight, "fp8", (1, quantization.block[1] or weight.shape[1]))
+    if quantization.method in ("fp8", "int8"):
+        rows = _TALL if tall and quantization.block[0] == _TALL and not weight.shape[0] % _TALL else 1
+        rounded = quantize(weight, quantization.method, (rows, quantization.block[1] or weight.shape[1]))
+        return replace(rounded, activations=quantization.activations)
     return quantize(weight, "int4", (1, quantization.group or weight.shape[1]))
 
 
@@ -257,7 +295,7 @@ def _quantized_experts(
         if quantization.method == "mxfp4" and f"{name}_blocks" in stored:
             rows, columns = (names.gate_up_rows(experts), every_input) if up else (every_output, experts.columns)
             return [Mxfp4Experts(linear, name, rows, columns, interleaved=names.interleaved and up)]
-        if any(tensor.dtype == "F8_E4M3" for name, tensor in stored.items() if name.startswith(f"{path}.")):
+        if any(tensor.dtype in ("F8_E4M3", "I8") for name, tensor in stored.items() if name.startswith(f"{path}.")):
             raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
         _allocate(linear, device)
         return []
@@ -283,15 +321,15 @@ def _allocate(linear: Linear | ExpertLinear, device: torch.device) -> None:
 def _is_quantized(prefix: str, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]) -> bool:
     if quantization.method == "mxfp4":
         return False
-    if quantization.method != "fp8":
+    if quantization.method not in _STORED_AS:
         return f"{prefix}.weight" not in stored
     weight = stored.get(f"{prefix}.weight")
-    return weight is None or weight.dtype == "F8_E4M3"
+    return weight is None or weight.dtype == _STORED_AS[quantization.method]
 
 
 def _check_sizes(linear: QuantizedLinear) -> None:
     linear.check_dtypes()
-    if linear.quantization.method == "fp8":
+    if linear.quantization.method in _STORED_AS:
         return
     inputs, outputs = linear.inputs.whole, [rows.whole for rows in linear.parts.values()]
     group = linear.quantization.group or inputs

@@ -284,7 +284,7 @@ def _dummy_quantized(linear: Linear | ExpertLinear, block: torch.Tensor, quantiz
     *_, outputs, inputs = linear.weight.shape
     full = torch.empty(outputs, inputs, device=block.device)
     _tile(full.view(-1), block)
-    weight = quantized_as(full, quantization)
+    weight = quantized_as(full, quantization, tall=isinstance(linear, Linear))
     if isinstance(linear, Linear):
         linear.quantized = weight
     else:

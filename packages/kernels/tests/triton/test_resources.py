@@ -1,0 +1,42 @@
+"""Machine code of kernels that no GPU here runs: what a thread spills, and how many instructions a kernel has.
+
+The bounds are a fifth above what Triton 3.7 compiles, so that a change of a kernel that makes it much longer is seen.
+"""
+
+import json
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels are compiled by triton")
+
+from packages.kernels.tests.forks import Forks
+
+ARCHITECTURES = (80, 90, 100, 120)
+
+INSTRUCTIONS = {
+    "round rows": 600,
+    "round wide rows": 1600,
+    "round rows in blocks": 570,
+    "round normed rows, int8": 680,
+    "scale sums, int8, a bias": 135,
+}
+"""Most instructions of any kernel of a case, on any of the architectures."""
+
+RESOURCES = """
+import json, sys
+from tercet.kernels.tools.compiling import compile_case, resources_of
+for case in {cases!r}:
+    for kernel in compile_case(case, {architecture}):
+        found = resources_of(kernel.machine_code)
+        print(json.dumps([case, kernel.kernel, found.registers, found.spilled, found.instructions]))
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_spill_nothing_and_stay_short(compiling: Forks, architecture: int) -> None:
+    steps = RESOURCES.format(cases=[*INSTRUCTIONS], architecture=architecture)
+    found = [json.loads(line) for line in compiling.run("-c", steps).stdout.splitlines()]
+    assert {case for case, *_ in found} == INSTRUCTIONS.keys()
+    for case, kernel, registers, spilled, instructions in found:
+        assert spilled == 0, (case, kernel, registers)
+        assert 0 < instructions <= INSTRUCTIONS[case], (case, kernel)
