@@ -19,6 +19,8 @@ INSTRUCTIONS = {
     "round rows in blocks": 570,
     "round normed rows, int8": 680,
     "scale sums, int8, a bias": 135,
+    "moe, long prefill": 1600,
+    "moe, mxfp4, prefill": 1600,
 }
 """Most instructions of any kernel of a case, on any of the architectures."""
 

@@ -6,8 +6,10 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from tercet.kernels.ops import moe as reference
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import Routing
-from tercet.kernels.ops.quantized import Format, quantize
+from tercet.kernels.ops.quantized import Format, QuantizedWeight, quantize
 from tercet.kernels.triton.launch import Tiling
+from tercet.kernels.triton.linear.dequantize import dequantize
+from tercet.kernels.triton.moe import moe
 from tercet.kernels.triton.moe import moe_gemv as full_expert_rows
 from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
 from tercet.kernels.triton.moe.moe import fused_moe
@@ -39,6 +41,55 @@ def test_quantised_experts(tokens: int, kind: Format, block: tuple[int, int], de
     weights, experts = reference.route(torch.randn(tokens, 4, device=device), Routing(top_k=2, renormalize=True))
     given = (x, weights, experts, gate_up, down)
     torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "block"), [("fp8", (24, 32)), ("int4", (1, 32)), ("mxfp4", (1, 32))])
+@pytest.mark.parametrize("held", [1 << 30, 3 * 192 * 96 * 4, 1])
+def test_experts_of_many_tokens_are_dequantized_first(
+    kind: Format, block: tuple[int, int], held: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, three and six at a time, and one at a time. An expert without tokens is among them."""
+    pieces = list[int]()
+
+    def counted(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+        pieces.append(len(weight.codes))
+        return dequantize(weight, dtype)
+
+    monkeypatch.setattr(moe, "dequantize", counted)
+    monkeypatch.setattr(moe, "_FULL_ROWS", 8)
+    monkeypatch.setattr(moe, "_FULL_BYTES", held)
+    x = torch.randn(33, 96, device=device)
+    gate_up, down = (
+        reference.QuantizedExperts(quantize(torch.randn(7 * n, 96, device=device) / 8, kind, block), 7)
+        for n in (192, 96)
+    )
+    biases = reference.ExpertBiases(torch.randn(7, 192, device=device), torch.randn(7, 96, device=device))
+    logits = torch.randn(33, 7, device=device)
+    logits[:, 4] = -9
+    weights, experts = reference.route(logits, Routing(top_k=2, renormalize=True))
+    given = (x, weights, experts, gate_up, down)
+    actual = fused_moe(*given, biases=biases)
+    torch.testing.assert_close(actual, reference.fused_moe(*given, biases=biases), rtol=1e-5, atol=1e-5)
+    each = {1 << 30: ([7], [7]), 3 * 192 * 96 * 4: ([3, 3, 1], [6, 1]), 1: ([1] * 7, [1] * 7)}[held]
+    assert pieces == [count * 192 for count in each[0]] + [count * 96 for count in each[1]]
+
+
+def test_experts_of_very_many_tokens_have_tall_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = list[int]()
+
+    def counted(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        blocks.append(block)
+        return moe_align(experts, count, block)
+
+    monkeypatch.setattr(moe, "moe_align", counted)
+    monkeypatch.setattr(moe, "_TALL_ROWS", 20)
+    x = torch.randn(100, 40, device=device).half()
+    gate_up, down = torch.randn(6, 48, 40, device=device).half() / 6, torch.randn(6, 40, 24, device=device).half() / 5
+    weights, experts = reference.route(torch.randn(100, 6, device=device), Routing(top_k=2, renormalize=True))
+    for tokens in (100, 50):
+        given = (x[:tokens], weights[:tokens], experts[:tokens], gate_up, down)
+        torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=8e-3, atol=8e-3)
+    assert blocks == [128, 16]
 
 
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

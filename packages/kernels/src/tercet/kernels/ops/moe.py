@@ -1,7 +1,7 @@
 """Mixture of experts: each token passes through a few of many MLPs, whose results are weighted and summed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -37,14 +37,18 @@ class QuantizedExperts:
 
     def __getitem__(self, expert: int) -> QuantizedWeight:
         """Return the weight [n, k] of one expert."""
+        return self.some(range(expert, expert + 1))
+
+    def some(self, experts: range) -> QuantizedWeight:
+        """Return the weight [experts * n, k] of consecutive experts."""
         weight, n = self.weight, self.shape[1]
-        scaled = slice(expert * n // weight.block[0], (expert + 1) * n // weight.block[0])
-        return QuantizedWeight(
-            format=weight.format,
-            codes=weight.codes[expert * n : (expert + 1) * n],
+        rows = slice(experts.start * n, experts.stop * n)
+        scaled = slice(rows.start // weight.block[0], rows.stop // weight.block[0])
+        return replace(
+            weight,
+            codes=weight.codes[rows],
             scales=weight.scales[scaled],
             zeros=None if weight.zeros is None else weight.zeros[scaled],
-            block=weight.block,
             minimums=None if weight.minimums is None else weight.minimums[scaled],
         )
 

@@ -227,8 +227,9 @@ def _penalties(device: torch.device) -> Pair:
 
 
 def _moe(device: torch.device) -> Pair:
-    x, gate_up, down = _randn(device, 40, 64), _randn(device, 4, 64, 64) / 8, _randn(device, 4, 64, 32) / 6
-    logits, biases = torch.randn(40, 4, device=device), moe.ExpertBiases(_randn(device, 4, 64), _randn(device, 4, 64))
+    """Check a few tokens, some, and so many that experts are dequantized first."""
+    x, gate_up, down = _randn(device, 520, 64), _randn(device, 4, 64, 64) / 8, _randn(device, 4, 64, 32) / 6
+    logits, biases = torch.randn(520, 4, device=device), moe.ExpertBiases(_randn(device, 4, 64), _randn(device, 4, 64))
     cases: list[tuple[moe.ExpertWeights, moe.ExpertWeights]] = [(gate_up, down)]
     kinds: list[quantized.Format] = ["fp8", "int4", "mxfp4"]
     for kind in kinds:
@@ -236,7 +237,7 @@ def _moe(device: torch.device) -> Pair:
         cases.append((moe.QuantizedExperts(few[0], 4), moe.QuantizedExperts(few[1], 4)))
     found = []
     for route, op in ((fused_route, fused_moe.fused_moe), (moe.route, moe.fused_moe)):
-        routed = [route(logits[:tokens], moe.Routing(top_k=2, renormalize=True)) for tokens in (3, 40)]
+        routed = [route(logits[:tokens], moe.Routing(top_k=2, renormalize=True)) for tokens in (3, 40, 520)]
         parts = [op(x[: len(w)], w, e, *given, gate="clamped", biases=biases) for w, e in routed for given in cases]
         found.append(torch.cat(parts))
     return found[0], found[1]
