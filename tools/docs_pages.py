@@ -28,7 +28,7 @@ from tercet.frontend.parsers.families import FAMILIES
 from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from tercet.frontend.supervisor.options import FrontendOptions, SchedulerOptions, ServeOptions
 from tercet.scheduler.architectures import MODULES, WRAPPERS, embedders, generators, is_encoder
-from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import HostOptions, ModelOptions, ProcessOptions, ScheduleOptions
 from tools.sglang_names import ENDPOINTS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -277,6 +277,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scheduler-process": _options(ProcessOptions),
     "scheduler-model": _options(ModelOptions),
     "scheduler-schedule": _options(ScheduleOptions),
+    "scheduler-hosts": _options(HostOptions),
     "detokenizer": _options(DetokenizerConfig),
 }
 """Tables by the name that their marker has in a page: `<!-- generated: NAME -->` to `<!-- end -->`."""

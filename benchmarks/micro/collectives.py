@@ -14,6 +14,7 @@ from statistics import median
 import torch
 
 from tercet.scheduler.executor.ranks.collectives import TorchCollectives
+from tercet.scheduler.executor.ranks.rendezvous import Rendezvous
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
 from tercet.scheduler.models.layers.shard import Collectives
 
@@ -29,7 +30,7 @@ def seconds(rank: int, directory: Path) -> dict[tuple[str, int, int], float]:
     torch.set_num_threads(1)
     kinds: dict[str, Collectives] = {
         "shared memory": SharedMemoryCollectives(rank, 2, directory),
-        "Gloo": TorchCollectives(rank, 2, directory, torch.device("cpu")),
+        "Gloo": TorchCollectives(rank, 2, Rendezvous(directory=str(directory)), torch.device("cpu")),
     }
     took: dict[tuple[str, int, int], list[float]] = {}
     for _ in range(ROUNDS):

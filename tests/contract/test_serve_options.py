@@ -7,15 +7,15 @@ import pytest
 
 from tercet.frontend.supervisor.options import CHOICES, ConfigError, SchedulerOptions
 from tercet.scheduler.config import ConfigError as SchedulerConfigError
-from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import HostOptions, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import PolicyName
 from tools.docs_pages import attribute_docstrings
 
-KINDS: list[Any] = [ProcessOptions, ModelOptions, ScheduleOptions]
+KINDS: list[Any] = [ProcessOptions, ModelOptions, ScheduleOptions, HostOptions]
 PARTS: dict[str, Any] = {option.name: part for part in KINDS for option in fields(part)}
 HINTS = {name: hint for part in KINDS for name, hint in get_type_hints(part).items()}
 OPTIONS = [option.name for option in fields(SchedulerOptions)]
-NUMBERS = [option.name for option in fields(SchedulerOptions) if option.type == int | None]
+NUMBERS = [name for name, hint in get_type_hints(SchedulerOptions).items() if hint == int | None]
 NAMED = {"schedule_policy": [str(name) for name in PolicyName]}
 
 
@@ -51,7 +51,7 @@ def test_a_share_of_memory_is_refused_as_by_schedulers(share: float) -> None:
 
 @pytest.mark.parametrize("option", NUMBERS)
 def test_the_least_value_is_that_of_schedulers(option: str) -> None:
-    least = 0 if option == "max_loras" else 1
+    least = 0 if option in {"max_loras", "node_rank"} else 1
     refusals: list[tuple[Any, type[ValueError]]] = [
         (SchedulerOptions, ConfigError),
         (PARTS[option], SchedulerConfigError),

@@ -119,7 +119,7 @@ def test_tokenizer_files_are_given_while_the_model_still_loads(
 
     def load(*arguments: Any) -> Executor:
         assert loaded.wait(PATIENCE)
-        assert arguments[-1] == process._board.advance
+        assert arguments[4] == process._board.advance
         return build_fake(*arguments)
 
     monkeypatch.setitem(EXECUTORS, "fake", load)

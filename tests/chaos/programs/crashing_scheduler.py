@@ -13,6 +13,7 @@ from tercet.scheduler.__main__ import main
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
+from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.executor_factory import EXECUTORS, build_torch
 from tercet.scheduler.ports import Advance, AudioSamples, Executor, ImageArrays, LateMasks, LoadedAdapter, Pending
 from tercet.scheduler.resolved_model import ResolvedModel
@@ -72,8 +73,9 @@ def build_crashing(
     found: ResolvedModel,
     report: Callable[[int, int], None],
     advance: Advance,
+    network: HostNetwork | None = None,
 ) -> Executor:
-    return CrashingExecutor(build_torch(options, schedule, found, report, advance))
+    return CrashingExecutor(build_torch(options, schedule, found, report, advance, network))
 
 
 if __name__ == "__main__":

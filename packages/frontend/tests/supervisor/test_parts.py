@@ -93,6 +93,32 @@ def test_each_scheduler_takes_gpus_of_its_own(
     assert given == [[] if device is None else [device] for device in expected]
 
 
+def test_a_host_of_higher_rank_runs_a_schedulers_process_alone(tmp_path: Path) -> None:
+    options = SchedulerOptions(node_rank=1, dist_init_addr="10.0.0.1:5000", keys=tmp_path / "scheduler", threads=2)
+    (part,) = local_parts(ServeConfig(model="m", scheduler=options), Path("/run/x"))
+    assert (part.name, part.role) == ("scheduler-0", Role.SCHEDULER)
+    assert list(part.command[2:]) == [
+        "tercet.scheduler",
+        "--model=m",
+        "--threads=2",
+        "--node-rank=1",
+        "--dist-init-addr=10.0.0.1:5000",
+        f"--keys={tmp_path}/scheduler",
+    ]
+    near = ServeConfig(scheduler=SchedulerOptions(nnodes=2, node_rank=0, dist_init_addr="10.0.0.1:5000"))
+    assert [part.role for part in local_parts(near, Path("/run/x"))] == [
+        Role.SCHEDULER,
+        Role.DETOKENIZER,
+        Role.FRONTEND,
+    ]
+
+
+@pytest.mark.parametrize("options", [SchedulerOptions(nnodes=2), SchedulerOptions(node_rank=1)])
+def test_a_model_on_several_hosts_has_one_scheduler(options: SchedulerOptions) -> None:
+    with pytest.raises(ConfigError, match="--dp-size 2: a model on several hosts has one scheduler"):
+        ServeConfig(serve=ServeOptions(dp_size=2), scheduler=options)
+
+
 def test_api_keys_are_in_the_frontends_environment_and_in_no_command_line() -> None:
     config = ServeConfig(frontend=FrontendOptions(api_key=("s3cret", "0ther")))
     parts = local_parts(config, Path("/run/x"))

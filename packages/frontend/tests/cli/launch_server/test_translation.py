@@ -59,7 +59,9 @@ def serve(command: str) -> ServeConfig:
         ("--allowed-media-domains a.org b.org", "--allowed-media-host a.org --allowed-media-host b.org"),
         ("--threads 3 --scheduler.max-queue 5", "--threads 3 --scheduler.max-queue 5"),
         ("--model-path m --tokenizer-path m", "m"),
-        ("--pp-size 1 --schedule-conservativeness 1 --disaggregation-mode null --nnodes=1", ""),
+        ("--pp-size 1 --schedule-conservativeness 1 --disaggregation-mode null", ""),
+        ("--tp 2 --node-rank 1 --dist-init-addr a:5", "--tp 2 --node-rank 1 --dist-init-addr a:5"),
+        ("--nccl-init-addr a:5 --nnodes 2", "--dist-init-addr a:5 --nnodes 2"),
     ],
 )  # fmt: skip
 def test_a_command_of_sglang_is_one_of_ours(theirs: str, ours: str) -> None:

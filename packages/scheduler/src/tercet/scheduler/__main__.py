@@ -4,13 +4,23 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
 from tercet.protocol.system.streams import part_streams
 from tercet.scheduler.__about__ import __version__
-from tercet.scheduler.config import ConfigError, InsufficientMemoryError, ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import (
+    ConfigError,
+    HostOptions,
+    InsufficientMemoryError,
+    ModelOptions,
+    ProcessOptions,
+    ScheduleOptions,
+)
+
+if TYPE_CHECKING:
+    from tercet.scheduler.executor.ranks.host_network import HostNetwork
 
 EXIT_SHORTAGE = 1
 """Exit status if memory or a GPU is not available now: a restart may help."""
@@ -26,20 +36,25 @@ def serve(
     process: ProcessOptions = ProcessOptions(),
     model: ModelOptions = ModelOptions(),
     schedule: ScheduleOptions = ScheduleOptions(),
+    hosts: HostOptions = HostOptions(),
 ) -> None:
-    """Load a model and serve it to frontends until told to stop."""
+    """Load a model and serve it to frontends until told to stop; with --node-rank, run a share of it for host 0."""
     process.start_logging()
     from tercet.protocol.system.process import exit_with_parent, gc_disabled_during_imports, on_signals
 
     with gc_disabled_during_imports():
         from tercet.protocol.errors import AddressError, ChannelError, KeysError
         from tercet.protocol.system.file_limit import raise_file_limit
+        from tercet.scheduler.executor.ranks.host_network import HostNetwork
         from tercet.scheduler.model_files import ModelError
         from tercet.scheduler.wiring import SchedulerProcess
 
     try:
         raise_file_limit()
-        scheduler = SchedulerProcess(process, model, schedule)
+        if (network := HostNetwork.of(process, hosts)) is not None and hosts.node_rank:
+            _run_host(process, model, hosts, network)
+            return
+        scheduler = SchedulerProcess(process, model, schedule, network)
         if process.parent_fd is not None:
             exit_with_parent(process.parent_fd)
         on_signals((signal.SIGTERM, signal.SIGINT), scheduler.stop, {signal.SIGUSR1: scheduler.dump})
@@ -49,6 +64,20 @@ def serve(
         sys.exit(EXIT_SHORTAGE)
     except (AddressError, ChannelError, ConfigError, KeysError, ModelError) as error:
         sys.exit(fail(str(error)))
+
+
+def _run_host(process: ProcessOptions, model: ModelOptions, hosts: HostOptions, network: "HostNetwork") -> None:
+    """Run the ranks of a host other than 0 until told to stop."""
+    from tercet.protocol.system.process import exit_with_parent, gc_disabled_during_imports, on_signals
+
+    with gc_disabled_during_imports():
+        from tercet.scheduler.executor.ranks.host_process import HostProcess
+
+    host = HostProcess(process, model, hosts, network)
+    if process.parent_fd is not None:
+        exit_with_parent(process.parent_fd)
+    on_signals((signal.SIGTERM, signal.SIGINT), host.stop)
+    host.run()
 
 
 @app.command

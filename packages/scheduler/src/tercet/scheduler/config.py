@@ -92,8 +92,8 @@ class ModelOptions:
     """What makes outputs follow grammars; xgrammar is an extra, and none refuses requests with one."""
     threads: int | None = None
     """Cores that each process of a model on a CPU uses; otherwise all that this one may run on, divided evenly."""
-    tensor_parallel_size: int = 1
-    """Processes that share the model, each on a GPU or a share of the cores of its own."""
+    tensor_parallel_size: Annotated[int, Parameter(alias=("--tp-size", "--tp"))] = 1
+    """Processes that share the model, each on a GPU or a share of the cores of its own; also --tp-size and --tp."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
     """Number format of keys and values; auto takes that of the weights, fp8_e4m3 half the memory of 16 bits."""
     kv_cache_bytes: int | None = None
@@ -120,6 +120,35 @@ class ModelOptions:
             raise ConfigError(f"--tensor-parallel-size must be 1 to {MOST_PROCESSES}, not {size}")
         if size > 1 and self.executor == "fake":
             raise ConfigError(f"--tensor-parallel-size {size}: the fake executor has nothing to share")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """Options of a model on several hosts. Other hosts get the rest but --model, --device and --threads from host 0."""
+
+    nnodes: int = 1
+    """Hosts that share the model; each runs an equal share of its processes."""
+    node_rank: int = 0
+    """Number of this host: 0 is the scheduler, and the others run processes of the model alone."""
+    dist_init_addr: str = ""
+    """HOST:PORT at which host 0 waits for the others."""
+    dist_timeout: float = 300.0
+    """Seconds in which the hosts must meet."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nnodes <= MOST_PROCESSES:
+            raise ConfigError(f"--nnodes must be 1 to {MOST_PROCESSES}, not {self.nnodes}")
+        if not 0 <= self.node_rank < (MOST_PROCESSES if self.nnodes == 1 else self.nnodes):
+            raise ConfigError(
+                f"--node-rank must be 0 to {self.nnodes - 1} with --nnodes {self.nnodes}, not {self.node_rank}"
+            )
+        if (self.nnodes > 1 or self.node_rank) and not self.dist_init_addr:
+            raise ConfigError("--nnodes and --node-rank need --dist-init-addr HOST:PORT, an address of host 0")
+        if self.dist_init_addr and self.nnodes == 1 and not self.node_rank:
+            raise ConfigError(f"--dist-init-addr {self.dist_init_addr} needs --nnodes above 1, or a --node-rank")
+        if not 0 < self.dist_timeout < 1e6:
+            raise ConfigError(f"--dist-timeout must be some number of seconds, not {self.dist_timeout}")
 
 
 @Parameter(name="*")

@@ -6,6 +6,7 @@ from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import CacheGroup, Capacity
+from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.ports import Advance, Executor
 from tercet.scheduler.resolved_model import ResolvedModel, on_gpu
@@ -16,9 +17,14 @@ ReportBytes = Callable[[int, int], None]
 
 
 def build_torch(
-    options: ModelOptions, schedule: ScheduleOptions, found: ResolvedModel, report: ReportBytes, advance: Advance
+    options: ModelOptions,
+    schedule: ScheduleOptions,
+    found: ResolvedModel,
+    report: ReportBytes,
+    advance: Advance,
+    network: HostNetwork | None = None,
 ) -> Executor:
-    """Return an executor that computes with torch, over several ranks if the options say so."""
+    """Return an executor that computes with torch, over several ranks and hosts if the options say so."""
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -54,11 +60,11 @@ def build_torch(
         max_lora_rank=schedule.max_lora_rank,
         draft_rows=schedule.draft_rows(gpu=gpu),
     )
-    if size == 1:
+    if size == 1 and network is None:
         return TpModelWorker(worker, report, advance)
     from tercet.scheduler.executor.ranks.ranks import Ranks
 
-    return Ranks(worker, size, report, advance)
+    return Ranks(worker, size, report, advance, network=network)
 
 
 def update_groups_of(options: ModelOptions, peer: str) -> UpdateGroups:
@@ -80,10 +86,13 @@ def build_fake(
     found: ResolvedModel,
     report: ReportBytes,  # noqa: ARG001
     advance: Advance,  # noqa: ARG001
+    network: HostNetwork | None = None,
 ) -> Executor:
     """Return an executor that computes nothing but has the vocabulary of a real model. It needs no torch."""
     from tercet.scheduler.testing.fake_executor import FakeExecutor
 
+    if network is not None:
+        raise ConfigError(f"--nnodes {network.hosts}: the fake executor has nothing to share")
     config = read_json(found.path / "config.json")
     length, vocab_size = (config.get(name) for name in ("max_position_embeddings", "vocab_size"))
     if not isinstance(length, int) or not isinstance(vocab_size, int):
@@ -103,7 +112,10 @@ def build_fake(
     return FakeExecutor(capacity, verify=False, weights=str(found.weights or ""))
 
 
-EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, ResolvedModel, ReportBytes, Advance], Executor]] = {
+EXECUTORS: dict[
+    str,
+    Callable[[ModelOptions, ScheduleOptions, ResolvedModel, ReportBytes, Advance, HostNetwork | None], Executor],
+] = {
     "torch": build_torch,
     "fake": build_fake,
 }

@@ -39,6 +39,7 @@ from tercet.scheduler.diagnostics.crash_dump import EventRing
 from tercet.scheduler.diagnostics.event_log import LogFile, Record, RecordingScheduler
 from tercet.scheduler.diagnostics.profiler import ProfiledRunner
 from tercet.scheduler.encoder_factory import ENCODERS
+from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes, update_groups_of
 from tercet.scheduler.kv_events.config import KVEventsConfig, read_kv_events_config
 from tercet.scheduler.kv_events.publisher import KVEventPublisher
@@ -66,9 +67,17 @@ class SchedulerProcess:
     Its node starts first, so that it sends heartbeats while the model is downloaded and loaded.
     """
 
-    def __init__(self, process: ProcessOptions, model: ModelOptions, schedule: ScheduleOptions) -> None:
+    def __init__(
+        self,
+        process: ProcessOptions,
+        model: ModelOptions,
+        schedule: ScheduleOptions,
+        network: HostNetwork | None = None,
+    ) -> None:
+        """Create the process; `network` is that of a model on several hosts."""
         self._process = process
         self._model = model
+        self._network = network
         self._schedule = schedule
         self._kv_events = _kv_events_config(process.kv_events_config)
         self._found: ResolvedModel | None = None
@@ -179,7 +188,9 @@ class SchedulerProcess:
         """Return the loop of a generating model, and its limits for frontends."""
         build = EXECUTORS[self._model.executor]
         executor = _with_config_errors(
-            lambda: build(self._model, self._schedule, found, self._report_loading(), self._board.advance)
+            lambda: build(
+                self._model, self._schedule, found, self._report_loading(), self._board.advance, self._network
+            )
         )
         stack.callback(executor.close)
         transfers = WeightTransfers(
@@ -239,6 +250,8 @@ class SchedulerProcess:
         """Return the loop of a model that gives vectors or scores, and its limits. Raises ConfigError for adapters."""
         if self._schedule.max_loras:
             raise ConfigError(f"--max-loras {self._schedule.max_loras}: {found.name} generates no text")
+        if self._network is not None:
+            raise ConfigError(f"--nnodes {self._network.hosts}: {found.name} generates no text, and runs on one host")
         build = ENCODERS[self._model.executor]
         report = self._report_loading()
         served = _with_config_errors(lambda: build(self._model, found.task, found.path, report, self._board.advance))

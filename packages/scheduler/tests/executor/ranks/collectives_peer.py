@@ -9,11 +9,14 @@ from typing import Any
 import torch
 
 from tercet.scheduler.executor.ranks.collectives import TorchCollectives
+from tercet.scheduler.executor.ranks.rendezvous import Rendezvous
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
 from tercet.scheduler.models.layers.shard import Collectives
 
 KINDS: dict[str, Callable[[int, Path], Collectives]] = {
-    "gloo": lambda rank, directory: TorchCollectives(rank, 2, directory, torch.device("cpu")),
+    "gloo": lambda rank, directory: TorchCollectives(
+        rank, 2, Rendezvous(directory=str(directory)), torch.device("cpu")
+    ),
     "shared memory": lambda rank, directory: SharedMemoryCollectives(rank, 2, directory),
 }
 SUMMED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

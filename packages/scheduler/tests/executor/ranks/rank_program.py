@@ -18,7 +18,7 @@ from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.ranks import worker_group as followers_module
 from tercet.scheduler.executor.ranks.collectives import collectives_of
-from tercet.scheduler.executor.ranks.rank_messages import RankStep
+from tercet.scheduler.executor.ranks.rank_messages import RankStep, encode_order
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -35,7 +35,7 @@ def main(mode: str, model: str) -> None:
         followers = WorkerGroup([options, wrong], NOWHERE)
         say("rank 1 is", *followers.pids)
         if mode == "refused":
-            collectives_of(0, 2, followers.directory, torch.device("cpu"))
+            collectives_of(0, 2, followers.rendezvous, torch.device("cpu"))
         time.sleep(60)
     ranks = Ranks(options, 2)
     say("rank 1 is", *ranks.pids)
@@ -53,7 +53,7 @@ def run(ranks: Ranks, mode: str) -> None:
     ranks.submit(first).result()
     again = Plan(step=1, rows=[Row(0, 0, 2, sample=True)])
     if mode == "waiting":
-        ranks._workers.send(RankStep(plan=again))
+        ranks._workers.send(encode_order(RankStep(plan=again)))
         say("the step is left")
         time.sleep(60)
     for step in count(1):

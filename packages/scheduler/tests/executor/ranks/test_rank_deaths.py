@@ -94,6 +94,23 @@ def test_rank_0_exits_when_an_awaited_rank_dies(leader: Leader) -> None:
     rank_0.assert_nothing_is_left()
 
 
+def test_a_rank_that_hangs_is_noticed_within_three_seconds(leader: Leader) -> None:
+    rank_0 = leader("stepping")
+    rank_0.heard("steps")
+    os.kill(rank_0.follower, signal.SIGSTOP)
+    began = time.monotonic()
+    code, complaint = rank_0.ended()
+    assert time.monotonic() - began < 3.0 * machine_load()
+    assert code == 1
+    assert "rank 1 of this model ended, shutting down the others: it hangs, and is killed" in complaint
+    rank_0.assert_nothing_is_left()
+
+
+def machine_load() -> float:
+    """Return the slow-down of this machine by its load, at least 1."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 @pytest.mark.parametrize(("mode", "words"), [("waiting", "the step is left"), ("meeting", "")])
 def test_ranks_exit_with_rank_0_in_collectives_and_while_loading(mode: str, words: str, leader: Leader) -> None:
     rank_0 = leader(mode)

@@ -56,7 +56,7 @@ def test_what_is_no_order_is_refused(frame: bytes) -> None:
 
 def give_many(given: PlanSender, order: Order, count: int) -> None:
     for _ in range(count):
-        given.send(order)
+        given.send(encode_order(order))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_orders_arrive_in_order_at_every_follower(directory: Path) -> None:
     taken = [PlanReceiver(address) for address in addresses]
     given.wait_for_all()
     for order in ORDERS:
-        given.send(order)
+        given.send(encode_order(order))
     for side in taken:
         assert [side.next() for _ in ORDERS] == ORDERS
         side.close()
@@ -96,7 +96,7 @@ def test_a_follower_that_falls_behind_is_noticed(directory: Path) -> None:
         plan=PLAN, forced=[Forced(1, 0, bytes(1 << 20))]
     )  # nothing of this waits in the system's own buffers
     with pytest.raises(RankError):
-        give_many(given, large, 40)
+        give_many(given, large, 120)
     assert taken.next() == large
     taken.close()
     given.close()

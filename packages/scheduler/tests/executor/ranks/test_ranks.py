@@ -20,7 +20,8 @@ from tercet.scheduler.device.cpu_threads import core_share
 from tercet.scheduler.executor import kv_budget
 from tercet.scheduler.executor.kv_budget import kv_shapes
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, RankStep
-from tercet.scheduler.executor.ranks.ranks import PendingRankStep, Ranks, forced_tokens, shared_options
+from tercet.scheduler.executor.ranks.ranks import PendingRankStep, Ranks, forced_tokens
+from tercet.scheduler.executor.ranks.shared_options import shared_options
 from tercet.scheduler.executor.ranks.worker_main import follow
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options, encode_options
@@ -181,7 +182,8 @@ def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: p
     monkeypatch.setattr(kv_budget, "available_bytes", lambda _: 1 << 20)
     pages = []
     for shard in (Shard(), Shard(0, 2)):
-        worker = TpModelWorker(replace(options, kv_cache_bytes=None, slots=64), shard=shard)
+        given = replace(options, kv_cache_bytes=None, slots=64, host_ranks=shard.size)
+        worker = TpModelWorker(given, shard=shard)
         pages.append(worker.capacity.groups[0].pages)
         worker.close()
     assert pages[1] in (pages[0] // 2, pages[0]), "half of the memory, of which whole heads or half of them take most"

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 from cyclopts import Parameter
 
@@ -18,6 +18,8 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("KMGT")}
 _UNITS |= {f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")}
 _PARTS_AT_MOST = 64
+_FROM_ZERO = {"max_loras", "node_rank"}
+"""Numbers of schedulers that may be 0; others are at least 1."""
 _KEY_OPTIONS = {"api-key", "admin-key"}
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": ("auto", "generate", "embed", "classify"),
@@ -145,8 +147,18 @@ class SchedulerOptions:
     """Number format that weights are packed in: none, int8 or int4."""
     threads: int | None = None
     """Threads of the CPU kernels, in each process."""
-    tensor_parallel_size: int | None = None
-    """Processes that share each scheduler's model, each on a GPU or a share of the cores of its own."""
+    tensor_parallel_size: Annotated[int | None, Parameter(alias=("--tp-size", "--tp"))] = None
+    """Processes that share each scheduler's model, each on a GPU or a share of the cores of its own; also --tp."""
+    nnodes: int | None = None
+    """Hosts that share the model, each of which runs an equal share of its processes; 1 when not given."""
+    node_rank: int | None = None
+    """Number of this host: 0 serves, and the others run processes of the model alone."""
+    dist_init_addr: str | None = None
+    """HOST:PORT at which host 0 waits for the others."""
+    dist_timeout: float | None = None
+    """Seconds in which the hosts must meet: 300 when not given."""
+    keys: Path | None = None
+    """Folder of the schedulers' CURVE keys for links between hosts: DIRECTORY/scheduler of `tercet keys DIRECTORY`."""
     max_loras: int | None = None
     """LoRA adapters that can run side by side: 0 unless --lora is given, and 8 then."""
     max_lora_rank: int | None = None
@@ -155,16 +167,17 @@ class SchedulerOptions:
     """Publish changes of the prefix cache as KV events: a JSON object with the keys of vLLM and SGLang."""
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
         for option in fields(self):
             value, flag = getattr(self, option.name), f"--{option.name.replace('_', '-')}"
             choices = CHOICES.get(option.name, (value,))
             if value is not None and value not in choices:
                 raise ConfigError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
-            if value is None or option.type != int | None:
+            if value is None or hints[option.name] != int | None:
                 continue
             if not isinstance(value, int):
                 raise ConfigError(f"{flag} must be a whole number, not {value!r}")
-            if value < (least := 0 if option.name == "max_loras" else 1):
+            if value < (least := 0 if option.name in _FROM_ZERO else 1):
                 raise ConfigError(f"{flag} must be at least {least}, not {value}")
         fraction = self.mem_fraction_static
         if fraction is not None and not 0 < fraction < 1:
@@ -184,6 +197,8 @@ class SchedulerOptions:
             value = getattr(self, option.name)
             if option.name == "kv_cache_bytes" and value is not None:
                 value = parse_bytes(value)
+            if isinstance(value, Path):
+                value = value.expanduser().absolute()
             name = "--" + option.name.replace("_", "-")
             if value is True:
                 flags.append(name)
@@ -211,10 +226,17 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.model or self.model.startswith("-"):
             raise ConfigError(f"MODEL must be a directory or a Hugging Face name, not {self.model!r}")
+        if self.serve.dp_size > 1 and self.several_hosts:
+            raise ConfigError(f"--dp-size {self.serve.dp_size}: a model on several hosts has one scheduler, so far")
         if self.frontend.lora and self.scheduler.max_loras == 0:
             raise ConfigError("--lora has no use with --max-loras 0")
         for extra in (self.frontend_extra, self.scheduler_extra, self.detokenizer_extra):
             extra_flags(extra)
+
+    @property
+    def several_hosts(self) -> bool:
+        """Return whether several hosts share the model."""
+        return bool(self.scheduler.node_rank) or (self.scheduler.nnodes or 1) > 1
 
     @property
     def lora(self) -> dict[str, str]:

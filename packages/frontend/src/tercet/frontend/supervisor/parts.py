@@ -31,7 +31,10 @@ class LaunchSpec:
 
 
 def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True) -> list[LaunchSpec]:
-    """Return the parts of a one-machine server with inboxes in `directory`; without frontends for offline use."""
+    """Return this machine's parts with inboxes in `directory`: without frontends for offline use.
+
+    A host other than the first of a model has a scheduler's process alone, which runs ranks.
+    """
     module = (sys.executable, "-m")
     parts = [
         LaunchSpec(
@@ -48,6 +51,8 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
         )
         for number in range(config.serve.dp_size)
     ]
+    if config.scheduler.node_rank:
+        return parts
     parts += [
         LaunchSpec(
             supervised_id(Role.DETOKENIZER, number),

@@ -109,6 +109,8 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
     """
     began = time.monotonic()
     keep_output()
+    if config.scheduler.node_rank:
+        return _serve_ranks(config, make_parts)
     http = parse_frontend_config(config).http
     locked = bool(config.frontend.api_key or http.api_keys())
     display = choose_terminal(config.serve)
@@ -137,12 +139,46 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             drain=http.shutdown_grace,
             announce=announce,
         )
-        ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)
+        _stop_on_signals(supervisor)
         if not locked and not is_local(listener):
             display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
         display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")
         return supervisor.run()
+
+
+def _serve_ranks(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[LaunchSpec]]) -> int:
+    """Run this host's share of a model that another host serves, until Ctrl-C or SIGTERM. Return the exit code."""
+    host = config.scheduler.node_rank
+    display = choose_terminal(config.serve)
+    with run_directory() as directory:
+        if config.model == DEFAULT_MODEL:
+            config = replace(config, model=_default_model())
+        parts = make_parts(config, directory)
+        _require_file_limit(len(parts))
+
+        def announce(_: dict[str, Ready]) -> None:
+            display.close()
+            sys.stdout.write(f"ready: host {host} runs its share of {config.model}\n")
+            sys.stdout.flush()
+
+        supervisor = Supervisor(
+            parts,
+            directory,
+            display,
+            log_level=config.serve.log_level,
+            log_format=config.serve.log_format,
+            timeouts=Timeouts(startup=config.serve.startup_timeout),
+            announce=announce,
+        )
+        _stop_on_signals(supervisor)
+        address = config.scheduler.dist_init_addr
+        display.line(f"tercet: starting host {host} of {config.model} for host 0 at {address}")
+        return supervisor.run()
+
+
+def _stop_on_signals(supervisor: Supervisor) -> None:
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)
 
 
 def _default_model() -> str:

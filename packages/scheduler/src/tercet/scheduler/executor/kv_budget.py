@@ -117,7 +117,7 @@ class KVBudget:
         if sizes.snapshots is not None:
             wanted += (self.options.rows + sizes.snapshots) * self._state_bytes
         if self.device.type != "cuda":
-            wanted *= self.shard.size
+            wanted *= self.options.host_ranks
         if wanted > (total := total_bytes(self.device)):
             raise ValueError(
                 f"kv_cache_bytes {given}: a KV cache of {wanted} bytes is more than all memory, {total} bytes"
@@ -142,7 +142,7 @@ class KVBudget:
     def _free_bytes(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> int:
         """Return a share of free memory; on a GPU, after a profile run of the largest possible step.
 
-        A CPU's free memory is divided among the ranks. If a GPU shares memory with the host, the smaller share applies,
+        A CPU's free memory is divided among its ranks. If a GPU shares memory with the host, the smaller share applies,
         as on a CPU. `mem_fraction_static` replaces the smaller share.
         """
         options, config, device = self.options, self.config, self.device
@@ -150,7 +150,7 @@ class KVBudget:
         share = _SHARED_SHARE if shares_host_memory(device) and static is None else _OWN_SHARE
         if device.type != "cuda":
             free = available_bytes(device) * share
-            return int((free if static is None else min(free, static)) / self.shard.size)
+            return int((free if static is None else min(free, static)) / self.options.host_ranks)
         run = partial(
             profile_run,
             model,

@@ -171,9 +171,6 @@ INSTEAD: Mapping[str, str] = {
     "--log-level-http": "use --frontend.access-log true for a line per request",
     "--uvicorn-access-log-exclude-prefixes": "use --frontend.access-log true for a line per request",
     "--enable-dp-attention": "use --dp-size for schedulers with a copy of the model each",
-    "--nnodes": "start tercet-scheduler on each machine, as docs/deployment.md says",
-    "--node-rank": "start tercet-scheduler on each machine, as docs/deployment.md says",
-    "--dist-init-addr": "start tercet-scheduler on each machine, as docs/deployment.md says",
 }
 """What to use instead of an option, where that differs from its group."""
 

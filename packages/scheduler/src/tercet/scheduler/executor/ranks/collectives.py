@@ -1,27 +1,36 @@
 """Collectives of the ranks of a model: NCCL on GPUs; shared memory, or else Gloo, on a CPU.
 
-NCCL and Gloo are torch.distributed's. Ranks rendezvous by a file, and sockets are bound to loopback only, so no other
-machine can reach them. The process group is an object that belongs to its model; torch's global default group is never
-created.
+NCCL and Gloo are torch.distributed's. Ranks of one machine rendezvous by a file, and sockets are bound to loopback
+only, so no other machine can reach them. Ranks of several hosts rendezvous by a store of rank 0's host, and sockets are
+bound to the addresses that the hosts use between them. The process group is an object that belongs to its model;
+torch's global default group is never created.
 """
 
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, FileStore
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    BroadcastOptions,
+    FileStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed import ProcessGroupGloo, ReduceOp
 
 from tercet.kernels.native.library import missing_library
+from tercet.scheduler.executor.ranks.rendezvous import Rendezvous, interface_of
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
 from tercet.scheduler.models.layers.shard import Collectives
 
 TIMEOUT = timedelta(hours=1)
 """Timeout of a collective: loading takes minutes. Deaths of ranks are detected by other means."""
-_LOOPBACK = "127.0.0.1"
 
 
 class _Work(Protocol):
@@ -38,11 +47,18 @@ class _Backend(Protocol):
     def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions) -> _Work | None: ...
 
 
-def collectives_of(rank: int, size: int, directory: Path, device: torch.device) -> Collectives:
-    """Create the fastest collectives of rank `rank` of `size`; return once all ranks have joined in the directory."""
-    if device.type == "cpu" and not missing_library():
-        return SharedMemoryCollectives(rank, size, directory)
-    return TorchCollectives(rank, size, directory, device)
+def collectives_of(rank: int, size: int, rendezvous: Rendezvous, device: torch.device) -> Collectives:
+    """Create the fastest collectives of rank `rank` of `size`; return once all ranks have joined."""
+    if device.type == "cpu" and not rendezvous.store and not missing_library():
+        return SharedMemoryCollectives(rank, size, Path(rendezvous.directory))
+    return TorchCollectives(rank, size, rendezvous, device)
+
+
+def host_store(address: str, size: int) -> TCPStore:
+    """Return the store of `size` ranks of several hosts, which listens at an address of this host alone."""
+    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    port = listener.getsockname()[1]
+    return TCPStore(address, port, size, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 class TorchCollectives:
@@ -52,13 +68,12 @@ class TorchCollectives:
     of 16-bit floats is computed in float32 and rounded once: Gloo would round after each rank, and is no faster for it.
     """
 
-    def __init__(self, rank: int, size: int, directory: Path, device: torch.device) -> None:
-        """Wait for the other ranks, which name the same new directory, writable by this user only."""
+    def __init__(self, rank: int, size: int, rendezvous: Rendezvous, device: torch.device) -> None:
+        """Wait for the other ranks, which name the same store, or a new directory that only this user can write to."""
         self._size = size
         self._device = device
-        store = FileStore(str(directory / "rendezvous"), size)
         make = _nccl if device.type == "cuda" else _gloo
-        self._backend: _Backend = make(store, rank, size)
+        self._backend: _Backend = make(_store(rendezvous, size), rank, size, rendezvous.address)
         self.all_reduce_min(
             0
         )  # connects all ranks: NCCL connects on first use, which must not happen during a graph capture
@@ -124,19 +139,27 @@ class ProgressCollectives:
         return x
 
 
-def _gloo(store: FileStore, rank: int, size: int) -> Any:
+def _store(rendezvous: Rendezvous, size: int) -> Store:
+    if not rendezvous.store:
+        return FileStore(str(Path(rendezvous.directory) / "rendezvous"), size)
+    host, _, port = rendezvous.store.rpartition(":")
+    return TCPStore(host, int(port), size, False, TIMEOUT, wait_for_workers=False)
+
+
+def _gloo(store: Store, rank: int, size: int, address: str) -> Any:
     # torch's stub has these names without the underscore, the library with it; and no constructor that takes them.
     group: Any = ProcessGroupGloo
     options = group._Options()
-    options._devices = [group.create_device(hostname=_LOOPBACK)]
+    options._devices = [group.create_device(hostname=address)]
     options._timeout = TIMEOUT
     return group(store, rank, size, options)
 
 
-def _nccl(store: FileStore, rank: int, size: int) -> Any:
+def _nccl(store: Store, rank: int, size: int, address: str) -> Any:
     from torch.distributed import ProcessGroupNCCL  # builds of torch without CUDA lack it
 
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # the interface on which NCCL listens for the rendezvous
+    if interface := interface_of(address):  # on which NCCL listens for the rendezvous; "=": of exactly this name
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     options = ProcessGroupNCCL.Options()
     options._timeout = TIMEOUT
     return ProcessGroupNCCL(store, rank, size, options)

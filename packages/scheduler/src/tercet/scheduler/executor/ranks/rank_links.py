@@ -1,4 +1,4 @@
-"""Links from rank 0 to the other ranks: one socket each, in their private directory."""
+"""Links from a parent to its ranks: one socket each, in their private directory."""
 
 import select
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ import zmq
 from tercet.protocol.transport.channel import Bounds, Connection, Context, Inbox, Outbox
 from tercet.protocol.transport.poller import Poller
 from tercet.scheduler.executor.rank_strategy import RankError
-from tercet.scheduler.executor.ranks.rank_messages import Order, decode_order, encode_order
+from tercet.scheduler.executor.ranks.rank_messages import Order, decode_order
 
-_BOUNDS = Bounds(queue=8)
-"""Maximum queued orders: rank 0 plans at most two steps ahead of its own computation."""
+_BOUNDS = Bounds(queue=32)
+"""Maximum queued orders: rank 0 plans a few steps ahead of its own computation."""
 _PAUSE = 60.0
 """Seconds between polls; events end the wait earlier."""
 
@@ -23,21 +23,26 @@ def address_of(directory: Path, rank: int) -> str:
 
 
 class PlanSender:
-    """Rank 0's end of the links. It belongs to one thread."""
+    """The parent's end of the links. It belongs to one thread."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._context: Context = zmq.Context()
         self._outboxes = [Outbox(self._context, address, _BOUNDS) for address in addresses]
+        self._absent = [*self._outboxes]
+
+    def all_listen(self) -> bool:
+        """Return whether every rank listens."""
+        while self._absent and self._absent[0].connection_change() is Connection.UP:
+            del self._absent[0]
+        return not self._absent
 
     def wait_for_all(self) -> None:
         """Wait until every rank listens. The caller's process watchers notice ranks that never will."""
-        for outbox in self._outboxes:
-            while outbox.connection_change() is not Connection.UP:
-                select.select([outbox.monitor], [], [], _PAUSE)
+        while not self.all_listen():
+            select.select([self._absent[0].monitor], [], [], _PAUSE)
 
-    def send(self, order: Order) -> None:
-        """Send an order to all ranks. Raise RankError if a rank is gone or too far behind."""
-        frame = encode_order(order)
+    def send(self, frame: bytes) -> None:
+        """Send an encoded order to all ranks. Raise RankError if a rank is gone or too far behind."""
         for outbox in self._outboxes:
             if not outbox.send([frame]):
                 raise RankError(f"{outbox.address} takes no more orders")

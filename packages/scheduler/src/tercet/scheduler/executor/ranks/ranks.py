@@ -1,32 +1,36 @@
-"""The `Executor` of a model that several processes of this machine share (tensor parallelism).
+"""The `Executor` of a model that several processes share (tensor parallelism), on this machine or on several hosts.
 
-This process is rank 0, which receives the plans and passes them on to the other ranks. It starts them, and it ends if
-one of them ends. Each rank is a `TpModelWorker` on its own GPU or cores.
+This process is rank 0, which receives the plans and passes them on to the other ranks. It starts those of this machine,
+lets other hosts start theirs, and ends if one of them ends. Each rank is a `TpModelWorker` on its own GPU or cores.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import torch
-
-from tercet.kernels.native.library import available_cores
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.cpu_threads import allowed_cores, bind_to_cores, core_share
-from tercet.scheduler.device.devices import first_gpu, select_device, slow_dtype
+from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.executor.lora.adapters import AdapterLoader
-from tercet.scheduler.executor.ranks.collectives import ProgressCollectives, collectives_of
-from tercet.scheduler.executor.ranks.rank_messages import Forced, Prepare, RankStep
+from tercet.scheduler.executor.ranks.collectives import ProgressCollectives, collectives_of, host_store
+from tercet.scheduler.executor.ranks.host_network import HostNetwork
+from tercet.scheduler.executor.ranks.hosts import Hosts
+from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, Prepare, RankStep, encode_order
+from tercet.scheduler.executor.ranks.rendezvous import LOOPBACK
+from tercet.scheduler.executor.ranks.shared_options import model_of, shared_options
 from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
 from tercet.scheduler.executor.ranks.worker_process import OnEnd
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.tp_worker import PendingStep, TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.cache import GrammarLoader
-from tercet.scheduler.model_files import served_dtype
 from tercet.scheduler.models.layers.shard import Shard
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
+
+_REPORT_SECONDS = 1.0
+"""Seconds in which the end of a rank is noticed, also on another host."""
 
 
 class PendingRankStep:
@@ -39,7 +43,8 @@ class PendingRankStep:
 
     def result(self) -> StepResult:
         """Wait for the step. Raise the error of its forward pass."""
-        result = self._step.result()
+        with lost_ranks_reported():
+            result = self._step.result()
         if self._plan is not None:
             self._forced += forced_tokens(self._plan, result)
             self._plan = None
@@ -56,26 +61,39 @@ class Ranks:
         progress: Progress | None = None,
         advance: Advance = lambda: None,
         on_end: OnEnd | None = None,
+        network: HostNetwork | None = None,
     ) -> None:
         """Start all ranks and bind this thread to its share of the cores; `on_end` is that of `WorkerGroup`.
 
-        Raise ValueError for options that cannot work.
+        With a `network`, wait for the other hosts, each of which runs as many ranks as this one. Raise ValueError for
+        options that cannot work, and HostsError if the hosts do not meet.
         """
-        shares = shared_options(options, size)
+        count = size if network is None else ranks_of_host(size, network.hosts)
+        shares = shared_options(options, count)
         device = select_device(shares[0].device)
         allowed = allowed_cores() if device.type == "cpu" else []
-        cores = [core_share(allowed, rank, size) for rank in range(size)]
+        cores = [core_share(allowed, rank, count) for rank in range(count)]
         self._forced: list[Forced] = []
-        self._workers = WorkerGroup(shares, cores, on_end)
+        self._hosts = None if network is None else Hosts(network, model_of(shares[0], device, size), self._lose)
+        address = LOOPBACK if self._hosts is None else self._hosts.address
+        self._store = None if self._hosts is None else host_store(address, size)
+        store = "" if self._store is None else f"{self._store.host}:{self._store.port}"
+        self._workers = WorkerGroup(shares, cores, on_end, size=size, store=store, address=address)
         try:
+            if self._hosts is not None:
+                self._hosts.wait_for_joins()
+                self._hosts.begin(store)
             bind_to_cores(cores[0])
-            collectives = collectives_of(0, size, self._workers.directory, device)
+            collectives = collectives_of(0, size, self._workers.rendezvous, device)
             if device.type == "cpu":
                 collectives = ProgressCollectives(collectives, advance)
-            self._worker = TpModelWorker(shares[0], progress, advance, Shard(0, size, collectives))
+            with lost_ranks_reported():
+                self._worker = TpModelWorker(shares[0], progress, advance, Shard(0, size, collectives))
             self._workers.wait_for_all()
+            if self._hosts is not None:
+                self._hosts.wait_for_all()
         except BaseException:
-            self._workers.end()
+            self._end_others()
             raise
         if device.type == "cpu":  # NCCL continues to read the rendezvous file
             self._workers.remove_directory()
@@ -122,7 +140,7 @@ class Ranks:
 
     def submit(self, plan: Plan) -> PendingRankStep:
         """Start a step in all ranks. Raise RankError if a rank cannot be reached."""
-        self._workers.send(RankStep(plan=plan, forced=self._forced))
+        self._send(RankStep(plan=plan, forced=self._forced))
         self._forced.clear()
         return PendingRankStep(self._worker.submit(plan), plan, self._forced)
 
@@ -130,38 +148,51 @@ class Ranks:
         """Capture the next graph in all ranks. See `Executor.prepare`."""
         if not self._worker.records:
             return False
-        self._workers.send(Prepare())
+        self._send(Prepare())
         return self._worker.prepare()
 
     def close(self) -> None:
         """End the other ranks, then the worker: this also ends a running step whose result is no longer needed."""
-        self._workers.end()
+        self._end_others()
         self._worker.close()
+
+    def _send(self, order: Order) -> None:
+        frame = encode_order(order)
+        self._workers.send(frame)
+        if self._hosts is not None:
+            self._hosts.send(frame)
+
+    def _end_others(self) -> None:
+        if self._hosts is not None:
+            self._hosts.end()
+        self._workers.end()
+
+    def _lose(self, reason: str) -> None:
+        """End this process, because a host is lost."""
+        self._workers.exit(reason)
+
+
+def ranks_of_host(size: int, hosts: int) -> int:
+    """Return the number of ranks of each host. Raise ValueError if they cannot be equal."""
+    if size % hosts or size < hosts:
+        raise ValueError(f"{size} processes (--tensor-parallel-size) cannot be split evenly over --nnodes {hosts}")
+    return size // hosts
+
+
+@contextmanager
+def lost_ranks_reported() -> Iterator[None]:
+    """Delay an error of a collective until a thread has seen the end of the rank that may be its cause.
+
+    That thread then ends this process, with the reason in the log.
+    """
+    try:
+        yield
+    except RuntimeError:
+        time.sleep(_REPORT_SECONDS)
+        raise
 
 
 def forced_tokens(plan: Plan, result: StepResult) -> list[Forced]:
     """Return the tokens that a step appended to slots after the sampled ones."""
     rows = ((plan.rows[index], tokens) for index, tokens in result.forced.items())
     return [Forced(row.slot, row.start + row.count + 1, tokens) for row, tokens in rows]
-
-
-def shared_options(
-    options: WorkerOptions, size: int, cores: Callable[[], int] = available_cores
-) -> list[WorkerOptions]:
-    """Return the options of each rank. Raise ValueError if there are too few GPUs.
-
-    All ranks compute in the dtype that the first GPU would use alone, even if it is slow on another. On a CPU each rank
-    uses the number of threads in the options, or its share of the cores. Only rank 0 compiles grammars, and only rank 0
-    overlaps planning with execution.
-    """
-    first = first_gpu(options.device)
-    if first is not None:
-        if (count := torch.cuda.device_count()) < first + size:
-            raise ValueError(f"{size} processes from GPU {first} on need as many GPUs: this machine has {count}")
-        shares = [replace(options, device=f"cuda:{first + rank}") for rank in range(size)]
-        dtype = served_dtype(options.model, options.dtype, slow=slow_dtype(torch.device(shares[0].device)))
-        shares[1:] = [replace(share, dtype=dtype) for share in shares[1:]]
-    else:
-        threads = options.threads or max(1, cores() // size)
-        shares = [replace(options, device="cpu", threads=threads)] * size
-    return [shares[0], *(replace(share, grammar_backend="none", overlap=False) for share in shares[1:])]

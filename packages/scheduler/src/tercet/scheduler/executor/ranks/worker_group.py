@@ -1,4 +1,4 @@
-"""The group of rank 0's worker processes: starts, commands, watches and ends them."""
+"""The group of worker processes on one host: starts, commands, watches and ends them."""
 
 import logging
 import os
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from tercet.protocol.system.log_lines import settings_of_rank
 from tercet.protocol.system.socket_directory import new_socket_directory
 from tercet.scheduler.executor.ranks.rank_links import PlanSender, address_of
-from tercet.scheduler.executor.ranks.rank_messages import Order
+from tercet.scheduler.executor.ranks.rendezvous import LOOPBACK, Rendezvous
 from tercet.scheduler.executor.ranks.worker_main import EXIT_CONFIG, Start
-from tercet.scheduler.executor.ranks.worker_process import OnEnd, RankProcess, describe_end
+from tercet.scheduler.executor.ranks.worker_process import OnEnd, RankProcess
 from tercet.scheduler.executor.worker_options import WorkerOptions, encode_options
 
 logger = logging.getLogger(__name__)
@@ -22,30 +22,42 @@ _CONFIG_GRACE = 10.0
 
 
 class WorkerGroup:
-    """Ranks 1, 2, ... of as many ranks as there are options. `directory` is their rendezvous."""
+    """The ranks of one host, beside this process: all except rank 0, which this process is on the first host.
+
+    `rendezvous` is where they meet the other ranks.
+    """
 
     def __init__(
-        self, options: Sequence[WorkerOptions], cores: Sequence[Sequence[int]], on_end: OnEnd | None = None
+        self,
+        options: Sequence[WorkerOptions],
+        cores: Sequence[Sequence[int]],
+        on_end: OnEnd | None = None,
+        *,
+        first: int = 0,
+        size: int | None = None,
+        store: str = "",
+        address: str = LOOPBACK,
     ) -> None:
-        """Start the processes. `options` and `cores` are of each rank, this process first.
+        """Start the processes. `options` and `cores` are of each rank of this host, of which `first` is the number.
 
-        `on_end` is called if a rank ends unasked. By default this process ends, too, because its current step could
-        never finish.
+        `size` is the number of ranks on all hosts; `store` and `address` are those of `Rendezvous`. `on_end` is called
+        if a rank ends unasked. By default this process ends, too, because its current step could never finish.
         """
         self.directory = new_socket_directory("tercet-ranks-")
+        self.rendezvous = Rendezvous(directory=str(self.directory), store=store, address=address)
         self._ending = threading.Event()
         self._processes: list[RankProcess] = []
-        size = len(options)
-        self._orders = PlanSender(address_of(self.directory, rank) for rank in range(1, size))
+        started = [rank for rank in range(first, first + len(options)) if rank]
+        self._orders = PlanSender(address_of(self.directory, rank) for rank in started)
         try:
-            for rank in range(1, size):
+            for rank in started:
                 start = Start(
                     rank=rank,
-                    size=size,
-                    directory=str(self.directory),
-                    cores=[*cores[rank]],
+                    size=size or len(options),
+                    rendezvous=self.rendezvous,
+                    cores=[*cores[rank - first]],
                     log=settings_of_rank(rank),
-                    options=encode_options(options[rank]),
+                    options=encode_options(options[rank - first]),
                 )
                 self._processes.append(RankProcess(start, on_end or self._exit_with))
         except BaseException:
@@ -57,22 +69,28 @@ class WorkerGroup:
         """Process ids in the order of ranks."""
         return [process.pid for process in self._processes]
 
+    def all_listen(self) -> bool:
+        """Return whether all ranks listen for orders."""
+        return self._orders.all_listen()
+
     def wait_for_all(self) -> None:
         """Wait until all ranks listen for orders."""
         self._orders.wait_for_all()
 
-    def send(self, order: Order) -> None:
-        """Send an order to all ranks. Raise RankError."""
-        self._orders.send(order)
+    def send(self, frame: bytes) -> None:
+        """Send an encoded order to all ranks. Raise RankError."""
+        self._orders.send(frame)
 
     def remove_directory(self) -> None:
         """Remove the directory: all ranks are connected and do not need it any more."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def end(self) -> None:
-        """End all ranks and wait for them. Further calls have no effect."""
+    def end(self, *, kill: bool = False) -> None:
+        """End all ranks and wait for them; with `kill`, at once. Further calls have no effect."""
         self._ending.set()
         for process in self._processes:
+            if kill:
+                process.kill()
             process.release()
         for process in self._processes:
             process.join()
@@ -80,14 +98,20 @@ class WorkerGroup:
         self._orders.close()
         self.remove_directory()
 
-    def _exit_with(self, rank: int, code: int, words: str) -> None:
-        """End this process at once, because it may be in a collective that will never finish.
+    def exit(self, reason: str) -> None:
+        """End this process and all ranks at once: this process may be in a collective that will never finish."""
+        logger.error("%s", reason)
+        sys.stderr.flush()
+        for process in self._processes:  # one that is stopped would not notice that this process ends
+            process.kill()
+        self.remove_directory()
+        os._exit(1)
+
+    def _exit_with(self, rank: int, code: int, reason: str) -> None:
+        """End this process because a rank ended.
 
         If it is about to end because of invalid options, let it: its exit status then says that a restart is of no use.
         """
         if code == EXIT_CONFIG and self._ending.wait(_CONFIG_GRACE):
             return
-        logger.error("rank %d of this model ended, shutting down the others: %s", rank, describe_end(code, words))
-        sys.stderr.flush()
-        self.remove_directory()
-        os._exit(1)
+        self.exit(f"rank {rank} of this model ended, shutting down the others: {reason}")

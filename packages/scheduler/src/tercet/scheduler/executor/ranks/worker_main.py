@@ -1,16 +1,19 @@
 """Main program of a rank other than 0: `python -m tercet.scheduler.executor.ranks.worker_main`.
 
 It holds a shard of rank 0's model. It samples as rank 0 does and takes rank 0's tokens, so it needs no grammars and
-returns no results. It ends when rank 0 does, for any reason and at any point, because it cannot compute alone. It
-ignores signals that stop a server, because rank 0 may have requests to finish.
+returns no results. It ends when its parent does, for any reason and at any point, because it cannot compute alone. The
+parent is rank 0, or on another host the process that stands for rank 0 there. It ignores signals that stop a server,
+because rank 0 may have requests to finish. A thread that no collective blocks sends heartbeats.
 """
 
+import contextlib
 import gc
 import os
 import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -18,6 +21,8 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from tercet.protocol.system.log_lines import LogSettings, start_logging
+from tercet.scheduler.executor.ranks.liveness import INTERVAL
+from tercet.scheduler.executor.ranks.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from tercet.scheduler.executor.ranks.rank_messages import Order
@@ -26,16 +31,17 @@ if TYPE_CHECKING:
 EXIT_CONFIG = 2
 """Exit status for options that cannot work, equal to the scheduler's."""
 _JOIN_SECONDS = 0.5
-"""Seconds to wait for the end of rank 0 to be noticed."""
+"""Seconds to wait for the end of the parent to be noticed."""
+LOADING, SERVING = b"l", b"s"
+"""Heartbeats: bytes in a pipe."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of a rank: one line of JSON on its standard input, whose other end closes when rank 0 ends."""
+    """Arguments of a rank: one line of JSON on its standard input, whose other end closes when the parent ends."""
 
     rank: int
     size: int
-    directory: str
-    """Directory of the rendezvous."""
+    rendezvous: Rendezvous
     cores: list[int]
     """Cores to which the process is bound; empty for all."""
     log: LogSettings
@@ -44,22 +50,39 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Run until rank 0 ends."""
+    """Run until the parent ends. The argument is the descriptor of the pipe for heartbeats."""
+    heartbeats = _Heartbeats(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with open(0, "rb", buffering=0, closefd=False) as lifeline:
         start = msgspec.json.decode(lifeline.readline(), type=Start)
-    end = threading.Thread(target=_end_with_rank_0, args=(start.directory,), name="lifeline", daemon=True)
+    directory = start.rendezvous.directory
+    end = threading.Thread(target=_end_with_parent, args=(directory,), name="lifeline", daemon=True)
     end.start()
     start_logging(start.log)
     try:
-        run(start)
+        run(start, heartbeats)
     except Exception:
-        end.join(_JOIN_SECONDS)  # if all ranks end, a collective may fail before the end of rank 0 is noticed
+        end.join(_JOIN_SECONDS)  # if all ranks end, a collective may fail before the end of the parent is noticed
         raise
 
 
-def run(start: Start) -> None:
+class _Heartbeats:
+    """Thread that writes heartbeats into a pipe, as long as this process runs."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self.state = LOADING
+        threading.Thread(target=self._run, name="heartbeats", daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended
+            while True:
+                os.write(self._pipe, self.state)
+                time.sleep(INTERVAL)
+
+
+def run(start: Start, heartbeats: _Heartbeats) -> None:
     """Load the shard and execute orders. Raise errors of steps, or SystemExit for options that cannot work."""
     from tercet.protocol.system.process import gc_disabled_during_imports
     from tercet.scheduler.config import InsufficientMemoryError
@@ -67,13 +90,15 @@ def run(start: Start) -> None:
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.ranks.rank_links import PlanReceiver, address_of
 
-        orders = PlanReceiver(address_of(Path(start.directory), start.rank))  # listen before rank 0 sends orders
+        address = address_of(Path(start.rendezvous.directory), start.rank)
+        orders = PlanReceiver(address)  # listen before orders are sent
     try:
         worker = build(start)
     except ValueError as error:
         sys.stderr.write(f"tercet-scheduler: {' '.join(str(error).split())}\n")
         sys.exit(1 if isinstance(error, InsufficientMemoryError) else EXIT_CONFIG)
     gc.freeze()
+    heartbeats.state = SERVING
     follow(worker, orders.next)
 
 
@@ -89,7 +114,7 @@ def build(start: Start) -> "TpModelWorker":
     options = decode_options(start.options)
     bind_to_cores(start.cores)
     device = select_device(options.device)
-    collectives = collectives_of(start.rank, start.size, Path(start.directory), device)
+    collectives = collectives_of(start.rank, start.size, start.rendezvous, device)
     return TpModelWorker(options, shard=Shard(start.rank, start.size, collectives))
 
 
@@ -111,7 +136,7 @@ def follow(worker: "TpModelWorker", take: "Callable[[], Order]") -> None:
                 assert_never(order)
 
 
-def _end_with_rank_0(directory: str) -> None:
+def _end_with_parent(directory: str) -> None:
     """End this process when standard input closes. The thread is independent of collectives and loads."""
     while os.read(0, 64):
         pass

@@ -1,23 +1,27 @@
-"""Rank 0's handle of another rank: its process, the pipe whose end it waits for, and its log output."""
+"""A parent's handle of a rank: its process, the pipe whose end it waits for, its heartbeats and its log output."""
 
 import contextlib
 import logging
+import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import IO
 
 import msgspec
 
-from tercet.scheduler.executor.ranks.worker_main import Start
+from tercet.scheduler.executor.ranks.liveness import INTERVAL, SilenceTimer
+from tercet.scheduler.executor.ranks.worker_main import SERVING, Start
 
 logger = logging.getLogger(__name__)
 
 OnEnd = Callable[[int, int, str], None]
-"""Callback, in a thread: rank, exit code (negative: a signal), and last output."""
+"""Callback, in a thread: rank, exit code (negative: a signal), and the reason in one line."""
 
 _COMMAND = (sys.executable, "-m", "tercet.scheduler.executor.ranks.worker_main")
 _HARMLESS_LINE = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO|WARNING) ")
@@ -30,7 +34,7 @@ _GRACE = 5.0
 class RankProcess:
     """The process of another rank, from start to exit, in this process's group. Its output is copied to stderr.
 
-    Raise OSError if it cannot be started.
+    A rank that sends no heartbeats is killed. Raise OSError if the process cannot be started.
     """
 
     def __init__(self, start: Start, on_end: OnEnd) -> None:
@@ -38,14 +42,27 @@ class RankProcess:
         self._rank = start.rank
         self._on_end = on_end
         self._released = False
-        self._process = subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        self._hangs = False
+        self._heartbeats, theirs = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [*_COMMAND, str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs],
+            )
+        except OSError:
+            os.close(self._heartbeats)
+            raise
+        finally:
+            os.close(theirs)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._lifeline, self._output = self._process.stdin, self._process.stdout
         self._watcher = threading.Thread(target=self._watch, name=f"rank-{self._rank}", daemon=True)
         self._watcher.start()
+        threading.Thread(target=self._listen, name=f"rank-{self._rank}-heartbeats", daemon=True).start()
         with contextlib.suppress(BrokenPipeError):  # the watcher reports the end
             self._lifeline.write(msgspec.json.encode(start) + b"\n")
             self._lifeline.flush()
@@ -61,6 +78,11 @@ class RankProcess:
         with contextlib.suppress(BrokenPipeError):
             self._lifeline.close()
 
+    def kill(self) -> None:
+        """Kill the process, without waiting for its end."""
+        self._released = True
+        self._process.kill()
+
     def join(self) -> None:
         """Wait for the end of a released process; kill it after a few seconds."""
         try:
@@ -74,8 +96,22 @@ class RankProcess:
     def _watch(self) -> None:
         words = _relay(self._output)
         code = self._process.wait()
-        if code or not self._released:
-            self._on_end(self._rank, code, words)
+        if not self._released or code > 0:
+            reason = "it hangs, and is killed" if self._hangs else describe_end(code, words)
+            self._on_end(self._rank, code, reason)
+
+    def _listen(self) -> None:
+        """Read heartbeats until the process ends. Kill it if there are none."""
+        timer = SilenceTimer(time.monotonic())
+        with open(self._heartbeats, "rb", buffering=0) as pipe:
+            while True:
+                if select.select([pipe], [], [], INTERVAL)[0]:
+                    if not (beats := pipe.read(64)):
+                        return
+                    timer.heard(time.monotonic(), loading=not beats.endswith(SERVING))
+                if timer.expired(time.monotonic()) and not self._hangs:
+                    self._hangs = True
+                    self._process.kill()
 
 
 def describe_end(code: int, words: str) -> str:
