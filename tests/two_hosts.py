@@ -21,33 +21,41 @@ def free_port() -> int:
         return port
 
 
-class OtherHost:
-    """`tercet serve --node-rank N`, which serves no HTTP."""
+class Host:
+    """A `tercet serve` whose output is a pipe: host 0, or another host, which serves no HTTP."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
         self.lines: list[str] = []
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.url = ""
         self._ready = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def wait(self) -> "OtherHost":
-        """Wait until it runs its ranks."""
+    @classmethod
+    def start(cls, command: Sequence[str]) -> "Host":
+        """Start a command of this machine."""
+        return cls(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+
+    def wait(self) -> "Host":
+        """Wait until it serves, or runs its ranks."""
         assert self._ready.wait(START_LIMIT), "\n".join(self.lines)
         return self
 
-    def says(self, words: str, limit: float = 60.0) -> None:
-        """Wait until a line of its output matches."""
-        end = time.monotonic() + limit
-        while not any(re.search(words, line) for line in self.lines):
+    def heard_at(self, words: str, after: int) -> float:
+        """Wait until a line after the first `after` ones has these words; return the time."""
+        end = time.monotonic() + START_LIMIT
+        while not any(words in line for line in self.lines[after:]):
             assert time.monotonic() < end, "\n".join(self.lines)
-            time.sleep(0.05)
+            time.sleep(0.02)
+        return time.monotonic()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as output:
             for line in output:
                 self.lines.append(line.rstrip())
-                if line.startswith("ready: "):
+                if found := re.match(r"ready( at (http://\S+)|: )", line):
+                    self.url = found[2] or ""
                     self._ready.set()
 
 

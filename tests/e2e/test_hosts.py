@@ -13,7 +13,7 @@ from tests.e2e.long_answer import long_answer
 from tests.e2e.random_checkpoint import PLAIN, write
 from tests.e2e.test_tensor_parallel import lives
 from tests.server_process import Server
-from tests.two_hosts import OtherHost, command_of, free_port, ranks_of, scheduler_of
+from tests.two_hosts import Host, command_of, free_port, ranks_of, scheduler_of
 
 TOKENS = 150
 OPTIONS = ("--kv-cache-bytes", "16MiB", "--dtype", "float32", "--threads", "1")
@@ -31,8 +31,8 @@ class Hosts:
         self.far = self.start_far()
         self.near = start(str(self.models[0]), *OPTIONS, "--tp", "2", "--nnodes", "2", *self.links)
 
-    def start_far(self, *options: str) -> OtherHost:
-        return OtherHost(command_of(self.models[1], "--node-rank", "1", "--threads", "1", *self.links, *options))
+    def start_far(self) -> Host:
+        return Host.start(command_of(self.models[1], "--node-rank", "1", "--threads", "1", *self.links))
 
     def restart_far(self) -> None:
         """Kill the other host's supervisor, its scheduler process and its rank; a new one then joins by itself."""
@@ -60,12 +60,30 @@ def hosts(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def whole(start: Callable[..., Server], hosts: Hosts) -> str:
-    """Return the answer of one process."""
+def whole(hosts: Hosts) -> str:
+    """Return the answer without faults."""
+    return long_answer(hosts.near.client(), hosts.near.model(), TOKENS)
+
+
+@pytest.mark.slow
+def test_two_hosts_say_what_one_process_says(start: Callable[..., Server], hosts: Hosts, whole: str) -> None:
     alone = start(str(hosts.models[0]), *OPTIONS).wait()
-    text = long_answer(alone.client(), alone.model(), TOKENS)
+    assert long_answer(alone.client(), alone.model(), TOKENS) == whole
     assert alone.stop() == 0
-    return text
+
+
+@pytest.mark.slow
+def test_a_host_with_other_weights_is_refused_in_one_line(hosts: Hosts, tmp_path: Path) -> None:
+    """The model of the second host is exchanged while its process is dead."""
+    kept = hosts.models[1]
+    hosts.models[1] = write(tmp_path / "other" / "tiny-qwen", PLAIN, tie_word_embeddings=True)
+    hosts.restart_far()
+    assert hosts.far.process.wait(60) == 2, "\n".join(hosts.far.lines)
+    words = f"{hosts.models[1]} differs from the model of host 0: give all hosts the same files"
+    assert hosts.far.lines[-1] == f"tercet: error: scheduler-0: host 0 refuses this host: {words}"
+    assert any("host 1 is refused: " + words in line for line in hosts.near.lines), "\n".join(hosts.near.lines)
+    hosts.models[1] = kept
+    hosts.far = hosts.start_far().wait()
 
 
 def kill_far_rank(hosts: Hosts) -> None:
