@@ -1,6 +1,8 @@
 """The command line: what cannot work ends the process with one line and status 2."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -251,3 +253,15 @@ def test_what_the_machine_does_not_give_now_is_worth_another_start(
     ended = forks.run("-c", program, *options, check=False)
     assert ended.stderr.splitlines()[-1] == f"tercet-scheduler: {said}"
     assert ended.returncode == EXIT_SHORTAGE
+
+
+def test_a_dry_run_needs_a_config_alone(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoints("llama") / "config.json").read_bytes())
+    command = [sys.executable, "-m", "tercet.scheduler", "dry-run", "--model", str(tmp_path), "--tp", "2", "--pp", "3"]
+    for memory, code, words in ((1 << 30, 0, "fits: "), (1000, 1, "does not fit: rank ")):
+        ended = subprocess.run([*command, "--memory", str(memory)], capture_output=True, text=True, check=False)
+        assert ended.returncode == code, ended.stderr
+        assert "ranks: 6 (3 stages of 2), hosts: 1" in ended.stdout
+        assert any(line.startswith(words) for line in ended.stdout.splitlines())
+    ended = subprocess.run([*command, "--tp", "5"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tercet.frontend.supervisor.options import ConfigError, FrontendOptions, SchedulerOptions, ServeConfig, ServeOptions
-from tercet.frontend.supervisor.parts import local_parts
+from tercet.frontend.supervisor.parts import dry_run_command, local_parts
 from tercet.frontend.supervisor.serve import parse_frontend_config
 from tercet.protocol.messages.values import Role
 
@@ -111,6 +111,17 @@ def test_a_host_of_higher_rank_runs_a_schedulers_process_alone(tmp_path: Path) -
         Role.DETOKENIZER,
         Role.FRONTEND,
     ]
+
+
+def test_a_dry_run_is_the_schedulers() -> None:
+    options = SchedulerOptions(tensor_parallel_size=8, pipeline_parallel_size=2, nnodes=2)
+    config = ServeConfig(model="m", serve=ServeOptions(dry_run=True, memory="80GiB"), scheduler=options)
+    flags = ["--tensor-parallel-size=8", "--pipeline-parallel-size=2", "--nnodes=2", f"--memory={80 << 30}"]
+    assert dry_run_command(config)[1:] == ["-m", "tercet.scheduler", "dry-run", "--model=m", *flags]
+    with pytest.raises(ConfigError, match="--memory is for --dry-run"):
+        ServeOptions(memory="1GiB")
+    with pytest.raises(ConfigError, match="--memory: 'much' is not a size"):
+        ServeOptions(dry_run=True, memory="much")
 
 
 @pytest.mark.parametrize("options", [SchedulerOptions(nnodes=2), SchedulerOptions(node_rank=1)])

@@ -59,8 +59,9 @@ def serve(command: str) -> ServeConfig:
         ("--allowed-media-domains a.org b.org", "--allowed-media-host a.org --allowed-media-host b.org"),
         ("--threads 3 --scheduler.max-queue 5", "--threads 3 --scheduler.max-queue 5"),
         ("--model-path m --tokenizer-path m", "m"),
-        ("--pp-size 1 --schedule-conservativeness 1 --disaggregation-mode null", ""),
+        ("--dcp-size 1 --schedule-conservativeness 1 --disaggregation-mode null", ""),
         ("--tp 2 --node-rank 1 --dist-init-addr a:5", "--tp 2 --node-rank 1 --dist-init-addr a:5"),
+        ("--pp-size 2", "--pipeline-parallel-size 2"),
         ("--nccl-init-addr a:5 --nnodes 2", "--dist-init-addr a:5 --nnodes 2"),
     ],
 )  # fmt: skip
@@ -95,7 +96,7 @@ def test_an_option_without_effect_leaves_a_note(name: str) -> None:
     ("command", "named"),
     [
         ("--trust-remote-code", "--trust-remote-code is an option of SGLang that .*never runs code"),
-        ("--pp-size 2", "--pp-size is an option .*use --tensor-parallel-size"),
+        ("--dcp-size 2", "--dcp-size is an option .*use --tensor-parallel-size"),
         ("--tokenizer-path other --model-path m", "--tokenizer-path is an option .*model's directory"),
         ("--disaggregation-mode=prefill", "--disaggregation-mode"),
         ("--quantization awq", "--quantization awq: leave it out"),
@@ -124,7 +125,7 @@ def test_the_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "--tp-size, --tensor-parallel-size" in text
     assert "--enable-metrics: no effect" in text
-    assert "--pp-size" not in text
+    assert "--dcp-size" not in text
 
 
 def test_every_name_of_the_tables_is_one_of_sglang() -> None:

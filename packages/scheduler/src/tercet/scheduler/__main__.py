@@ -129,6 +129,34 @@ def default_model() -> None:
     _run_on_files(print_default_model)
 
 
+@app.command
+def dry_run(
+    process: ProcessOptions = ProcessOptions(),
+    model: ModelOptions = ModelOptions(),
+    schedule: ScheduleOptions = ScheduleOptions(),
+    hosts: HostOptions = HostOptions(),
+    *,
+    memory: int | None = None,
+) -> None:
+    """Print the memory of every process of the model, from its config.json alone. Exit with 1 if it does not fit.
+
+    `memory` is that of each process in bytes; otherwise that of a GPU here, or an equal share of this machine's.
+    """
+    process.start_logging()
+    from tercet.protocol.system.process import gc_disabled_during_imports
+
+    with gc_disabled_during_imports():
+        from tercet.scheduler.executor_factory import report_memory
+        from tercet.scheduler.model_files import ModelError
+
+    try:
+        lines, fits = report_memory(model, schedule, hosts.nnodes, memory)
+    except (ConfigError, ModelError) as error:
+        sys.exit(fail(str(error)))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.exit(0 if fits else 1)
+
+
 def _run_on_files(command: Callable[[], None]) -> None:
     from tercet.scheduler.model_files import ModelError
 

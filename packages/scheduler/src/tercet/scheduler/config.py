@@ -94,6 +94,8 @@ class ModelOptions:
     """Cores that each process of a model on a CPU uses; otherwise all that this one may run on, divided evenly."""
     tensor_parallel_size: Annotated[int, Parameter(alias=("--tp-size", "--tp"))] = 1
     """Processes that share the model, each on a GPU or a share of the cores of its own; also --tp-size and --tp."""
+    pipeline_parallel_size: Annotated[int, Parameter(alias=("--pp-size", "--pp"))] = 1
+    """Pipeline stages of the model, each of --tensor-parallel-size processes; also --pp-size and --pp."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
     """Number format of keys and values; auto takes that of the weights, fp8_e4m3 half the memory of 16 bits."""
     kv_cache_bytes: int | None = None
@@ -118,8 +120,13 @@ class ModelOptions:
         size = self.tensor_parallel_size
         if not 1 <= size <= MOST_PROCESSES:
             raise ConfigError(f"--tensor-parallel-size must be 1 to {MOST_PROCESSES}, not {size}")
+        stages = self.pipeline_parallel_size
+        if not 1 <= stages <= MOST_PROCESSES:
+            raise ConfigError(f"--pipeline-parallel-size must be 1 to {MOST_PROCESSES}, not {stages}")
         if size > 1 and self.executor == "fake":
             raise ConfigError(f"--tensor-parallel-size {size}: the fake executor has nothing to share")
+        if stages > 1 and self.executor == "fake":
+            raise ConfigError(f"--pipeline-parallel-size {stages}: the fake executor has nothing to share")
 
 
 @Parameter(name="*")
@@ -143,8 +150,6 @@ class HostOptions:
             raise ConfigError(
                 f"--node-rank must be 0 to {self.nnodes - 1} with --nnodes {self.nnodes}, not {self.node_rank}"
             )
-        if (self.nnodes > 1 or self.node_rank) and not self.dist_init_addr:
-            raise ConfigError("--nnodes and --node-rank need --dist-init-addr HOST:PORT, an address of host 0")
         if self.dist_init_addr and self.nnodes == 1 and not self.node_rank:
             raise ConfigError(f"--dist-init-addr {self.dist_init_addr} needs --nnodes above 1, or a --node-rank")
         if not 0 < self.dist_timeout < 1e6:

@@ -1,16 +1,23 @@
 """Factory of the executors (`ports.Executor`), by name."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from tercet.protocol.messages.values import Task
 from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.executor.ranks.host_network import HostNetwork
+from tercet.scheduler.gguf_models import config_directory, served_name
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.ports import Advance, Executor
 from tercet.scheduler.resolved_model import ResolvedModel, on_gpu
 from tercet.scheduler.weight_transfer.weight_transfers import NoUpdateGroups, UpdateGroups
+
+if TYPE_CHECKING:
+    from tercet.scheduler.executor.worker_options import WorkerOptions
 
 ReportBytes = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in total) while weights load."""
@@ -27,16 +34,29 @@ def build_torch(
     """Return an executor that computes with torch, over several ranks and hosts if the options say so."""
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.tp_worker import TpModelWorker
-        from tercet.scheduler.executor.worker_options import WorkerOptions
 
     if options.kv_cache_bytes is not None and schedule.mem_fraction_static is not None:
         raise ConfigError("--mem-fraction-static and --kv-cache-bytes both size the KV cache: give one of them")
     size = options.tensor_parallel_size
+    if options.pipeline_parallel_size > 1:
+        raise ConfigError("--pipeline-parallel-size is for --dry-run alone, so far")
     architecture = text_architecture(read_json(found.path / "config.json"))
     if size > 1 and not is_ours(architecture):
         raise ConfigError(f"--tensor-parallel-size {size}: {architecture} is transformers' own, and never shared")
-    gpu = on_gpu(options)
-    worker = WorkerOptions(
+    worker = _worker_options(options, schedule, found, gpu=on_gpu(options))
+    if size == 1 and network is None:
+        return TpModelWorker(worker, report, advance)
+    from tercet.scheduler.executor.ranks.ranks import Ranks
+
+    return Ranks(worker, size, report, advance, network=network)
+
+
+def _worker_options(
+    options: ModelOptions, schedule: ScheduleOptions, found: ResolvedModel, *, gpu: bool
+) -> "WorkerOptions":
+    from tercet.scheduler.executor.worker_options import WorkerOptions
+
+    return WorkerOptions(
         model=found.path,
         weights=found.weights,
         dtype=options.dtype,
@@ -60,11 +80,20 @@ def build_torch(
         max_lora_rank=schedule.max_lora_rank,
         draft_rows=schedule.draft_rows(gpu=gpu),
     )
-    if size == 1 and network is None:
-        return TpModelWorker(worker, report, advance)
-    from tercet.scheduler.executor.ranks.ranks import Ranks
 
-    return Ranks(worker, size, report, advance, network=network)
+
+def report_memory(
+    options: ModelOptions, schedule: ScheduleOptions, hosts: int, memory: int | None
+) -> tuple[list[str], bool]:
+    """Return lines about the memory of each rank, and whether the model fits. Raise ConfigError or ModelError."""
+    from tercet.scheduler.executor.dry_run import Split, available_memory, report
+
+    path = config_directory(options.model)
+    gpu = options.device != "cpu"
+    found = ResolvedModel(path, served_name(options.model, path), Task.GENERATE)
+    worker = replace(_worker_options(options, schedule, found, gpu=gpu), device="cuda" if gpu else "cpu")
+    split = Split(shards=options.tensor_parallel_size, stages=options.pipeline_parallel_size, hosts=hosts)
+    return report(worker, split, memory or available_memory(options.device, split), found.name)
 
 
 def update_groups_of(options: ModelOptions, peer: str) -> UpdateGroups:

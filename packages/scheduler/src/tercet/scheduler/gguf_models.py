@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tercet.scheduler.gguf.gguf_packages import packaged_gguf
 from tercet.scheduler.gguf.gguf_paths import SUFFIX, GGUFError, find_gguf, split_parts
-from tercet.scheduler.model_files import HUB_TIMEOUT, ModelError, resolve_model
+from tercet.scheduler.model_files import HUB_TIMEOUT, ModelError, download_config, resolve_model
 
 _HUB_FILE = re.compile(
     rf"(?:hf:)?(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<file>[\w./ -]+{re.escape(SUFFIX)})"
@@ -38,6 +38,17 @@ def _directory(path: Path) -> Path:
     from tercet.scheduler.gguf.gguf_directory import gguf_directory  # loads a package that other models do not need
 
     return gguf_directory(path)
+
+
+def config_directory(name: str) -> Path:
+    """Return a directory with a model's config.json, which alone is downloaded if the model is on the hub.
+
+    Raise ModelError.
+    """
+    path = Path(name).expanduser()
+    if name == "embedded" or path.exists() or ":" in name or packaged_gguf(name) is not None:
+        return resolve_any_model(str(path.parent) if path.name == "config.json" else name)
+    return download_config(name)
 
 
 def served_name(name: str, directory: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tercet.protocol.json_files import CONFIG, error_line, one_line, parse_json
 from tercet.protocol.messages.values import ModelIdentity
@@ -28,6 +28,9 @@ from tercet.scheduler.formats.other_models import (
 )
 from tercet.scheduler.formats.slow_tokenizers import SLOW_FILES, convert
 from tercet.scheduler.tokenizer_files import complete_tokenizer
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +132,24 @@ def resolve_model(name: str) -> Path:
     if not _HUB_ID.fullmatch(name):
         raise ModelError(f"{name!r} {name_fault(name) or 'is neither a directory nor a Hugging Face id'}")
     return _download(KNOWN_NAMES.get(name, name))
+
+
+def download_config(name: str) -> Path:
+    """Return the directory of the config.json of a Hugging Face model, without the rest. Raises ModelError."""
+    if not _HUB_ID.fullmatch(name):
+        raise ModelError(f"{name!r} {name_fault(name) or 'is neither a directory nor a Hugging Face id'}")
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    hub_name = KNOWN_NAMES.get(name, name)
+    if isinstance(cached := try_to_load_from_cache(hub_name, "config.json"), str):
+        return Path(cached).parent
+    try:
+        _hub_model(hub_name)
+        return Path(hf_hub_download(hub_name, "config.json", etag_timeout=HUB_TIMEOUT)).parent
+    except ModelError:
+        raise
+    except Exception as error:  # each transport that the hub library has used has its own exception tree
+        raise ModelError(f"config.json of {hub_name} cannot be downloaded ({type(error).__name__})") from error
 
 
 def check_model(directory: Path, *, weights: bool = True) -> None:
@@ -499,17 +520,28 @@ def _revision(directory: Path) -> str:
     return directory.name if directory.parent.name == "snapshots" else ""
 
 
-def _download(name: str) -> Path:
-    from huggingface_hub import HfApi, constants, snapshot_download
+def _hub_model(name: str) -> "ModelInfo":
+    """Return the hub's description of a model. Raises ModelError for none, and for no access."""
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     endpoint = constants.ENDPOINT
     try:
-        info = HfApi().model_info(name, timeout=HUB_TIMEOUT)
+        return HfApi().model_info(name, timeout=HUB_TIMEOUT)
     except GatedRepoError as error:
         raise ModelError(f"{name!r} is gated: accept its terms at {endpoint}/{name}, and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"{name!r} is not a directory, and {endpoint} gives access to no model of that id") from error
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    endpoint = constants.ENDPOINT
+    try:
+        info = _hub_model(name)
+    except ModelError:
+        raise
     except Exception as error:  # each transport that the hub library has used has its own exception tree
         return _cached(name, f"{endpoint} cannot be reached ({type(error).__name__})")
     if fault := hub_fault([file.rfilename for file in info.siblings or []]):

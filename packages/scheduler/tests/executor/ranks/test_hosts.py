@@ -249,11 +249,15 @@ def test_an_address_that_cannot_be_dialled_is_refused(tmp_path: Path) -> None:
     assert (given.hosts, given.timeout, str(given.resolve())) == (3, 7, "tcp://[::1]:5000")
 
 
+@pytest.mark.parametrize("options", [HostOptions(nnodes=2), HostOptions(node_rank=1)])
+def test_several_hosts_need_an_address(options: HostOptions) -> None:
+    with pytest.raises(ConfigError, match="--nnodes and --node-rank need --dist-init-addr HOST:PORT"):
+        HostNetwork.of(ProcessOptions(), options)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nnodes": 2}, "need --dist-init-addr HOST:PORT"),
-        ({"node_rank": 1}, "need --dist-init-addr HOST:PORT"),
         ({"nnodes": 2, "node_rank": 2, "dist_init_addr": "a:1"}, "--node-rank must be 0 to 1 with --nnodes 2, not 2"),
         ({"nnodes": 0}, "--nnodes must be 1 to 64, not 0"),
         ({"dist_init_addr": "a:1"}, "needs --nnodes above 1, or a --node-rank"),

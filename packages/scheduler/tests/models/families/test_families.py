@@ -75,6 +75,12 @@ class Paged:
     @torch.inference_mode()
     def step(self, *rows: tuple[int, torch.Tensor]) -> list[torch.Tensor]:
         """The logits of (sequence, its next tokens) for each row: float32 [tokens, vocab]."""
+        logits = self.model.compute_logits(torch.cat(self.hidden(*rows)))
+        return list(torch.split(logits, [len(tokens) for _, tokens in rows]))
+
+    @torch.inference_mode()
+    def hidden(self, *rows: tuple[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The hidden states of (sequence, its next tokens) for each row: [tokens, hidden]."""
         counts = [len(tokens) for _, tokens in rows]
         positions = [torch.arange(len(tokens)) + self.lengths[seq] for seq, tokens in rows]
         for seq, tokens in rows:
@@ -106,7 +112,7 @@ class Paged:
             segments=segments_of([seq for seq, _ in rows], counts),
         )
         hidden = self.model(batch.input_ids, batch.positions, batch)
-        return list(torch.split(self.model.compute_logits(hidden), counts))
+        return list(torch.split(hidden, counts))
 
 
 @torch.inference_mode()

@@ -44,6 +44,16 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def _check_size(flag: str, text: str) -> None:
+    """Raise ConfigError for a text that is no size."""
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    if size < 1:
+        raise ConfigError(f"{flag} must be at least 1 byte")
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
@@ -67,6 +77,10 @@ class ServeOptions:
     """Format of log lines: text, or one JSON object a line."""
     startup_timeout: float = 600.0
     """Seconds within which every part must be ready."""
+    dry_run: Annotated[bool, Parameter(negative="")] = False
+    """Print the memory of each process of the model, from its config.json alone, and whether it fits; start nothing."""
+    memory: str = ""
+    """Memory of each GPU (or CPU process) for --dry-run, such as 80GiB; otherwise that of this machine."""
 
     def __post_init__(self) -> None:
         if not self.host.strip():
@@ -78,6 +92,10 @@ class ServeOptions:
         for option in ("dp_size", "detokenizer_workers", "frontend_workers"):
             if not 1 <= (number := getattr(self, option)) <= _PARTS_AT_MOST:
                 raise ConfigError(f"--{option.replace('_', '-')} must be 1 to {_PARTS_AT_MOST}, not {number}")
+        if self.memory and not self.dry_run:
+            raise ConfigError("--memory is for --dry-run: --kv-cache-bytes or --mem-fraction-static sizes the KV cache")
+        if self.memory:
+            _check_size("--memory", self.memory)
         if not 0 < self.startup_timeout < float("inf"):
             raise ConfigError(f"--startup-timeout must be a number of seconds above 0, not {self.startup_timeout}")
 
@@ -149,6 +167,8 @@ class SchedulerOptions:
     """Threads of the CPU kernels, in each process."""
     tensor_parallel_size: Annotated[int | None, Parameter(alias=("--tp-size", "--tp"))] = None
     """Processes that share each scheduler's model, each on a GPU or a share of the cores of its own; also --tp."""
+    pipeline_parallel_size: Annotated[int | None, Parameter(alias=("--pp-size", "--pp"))] = None
+    """Pipeline stages of each scheduler's model, each of --tensor-parallel-size processes; also --pp."""
     nnodes: int | None = None
     """Hosts that share the model, each of which runs an equal share of its processes; 1 when not given."""
     node_rank: int | None = None
@@ -183,12 +203,7 @@ class SchedulerOptions:
         if fraction is not None and not 0 < fraction < 1:
             raise ConfigError(f"--mem-fraction-static must be above 0 and below 1, not {fraction}")
         if self.kv_cache_bytes is not None:
-            try:
-                size = parse_bytes(self.kv_cache_bytes)
-            except ValueError as error:
-                raise ConfigError(f"--kv-cache-bytes: {error}") from None
-            if size < 1:
-                raise ConfigError("--kv-cache-bytes must be at least 1 byte")
+            _check_size("--kv-cache-bytes", self.kv_cache_bytes)
 
     def flags(self) -> list[str]:
         """Return the command line of a scheduler with these options, sizes in bytes."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from tercet.frontend.supervisor.options import ServeConfig, extra_flags
+from tercet.frontend.supervisor.options import ServeConfig, extra_flags, parse_bytes
 from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.endpoints import supervised_id
 
@@ -83,6 +83,13 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     return parts
 
 
+def dry_run_command(config: ServeConfig) -> list[str]:
+    """Return the command that prints the memory of the model."""
+    memory = [f"--memory={parse_bytes(config.serve.memory)}"] if config.serve.memory else []
+    flags = [*config.scheduler.flags(), *_lora_flags(config), *extra_flags(config.scheduler_extra)]
+    return [sys.executable, "-m", "tercet.scheduler", "dry-run", f"--model={config.model}", *flags, *memory]
+
+
 def frontend_flags(config: ServeConfig) -> list[str]:
     """Return the command line of a frontend's options."""
     flags = [f"--lora={name}={path}" for name, path in config.lora.items()]
@@ -103,7 +110,9 @@ def _device_flags(config: ServeConfig, number: int) -> list[str]:
     """Return the flag that gives each of several schedulers its own GPUs, unless a device was configured."""
     if config.serve.dp_size == 1 or "device" in config.scheduler_extra:
         return []
-    return [f"--device=auto:{number * (config.scheduler.tensor_parallel_size or 1)}"]
+    options = config.scheduler
+    ranks = (options.tensor_parallel_size or 1) * (options.pipeline_parallel_size or 1)
+    return [f"--device=auto:{number * ranks}"]
 
 
 def _lora_flags(config: ServeConfig) -> list[str]:

@@ -19,7 +19,7 @@ from cyclopts import CycloptsError
 from tercet.frontend.config.config import FrontendConfig
 from tercet.frontend.server.listener import is_local, url_of
 from tercet.frontend.supervisor.options import DEFAULT_MODEL, ConfigError, ServeConfig
-from tercet.frontend.supervisor.parts import LaunchSpec, frontend_flags, local_parts
+from tercet.frontend.supervisor.parts import LaunchSpec, dry_run_command, frontend_flags, local_parts
 from tercet.frontend.supervisor.restart_policy import Timeouts
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.supervisor import Supervisor
@@ -109,6 +109,8 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
     """
     began = time.monotonic()
     keep_output()
+    if config.serve.dry_run:
+        return subprocess.run(dry_run_command(config), stdin=subprocess.DEVNULL, check=False).returncode
     if config.scheduler.node_rank:
         return _serve_ranks(config, make_parts)
     http = parse_frontend_config(config).http

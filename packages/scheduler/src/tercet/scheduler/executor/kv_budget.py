@@ -51,7 +51,8 @@ def kv_shapes(options: WorkerOptions, config: DecoderShape, shard: Shard) -> Map
             rank=0 if latent is None else latent.rank,
         )
 
-    return {layer: shape(config.heads_of(layer)) for layer in config.cached_layers}
+    held = shard.stage.layers(config.layers)
+    return {layer: shape(config.heads_of(layer)) for layer in config.cached_layers if layer in held}
 
 
 def state_layers(config: DecoderShape, shard: Shard = WHOLE) -> Mapping[int, Sequence[StateTensor]]:
@@ -103,7 +104,7 @@ class KVBudget:
         memory = total_bytes(self.device)
         cached = self._divide(memory).pages * self.options.page_size
         in_tables = memory // _TABLES_PART // (_ROPE_BYTES * self.config.head_dim + _SLOT_BYTES * self.options.rows)
-        return max(1, self.shard.collectives.all_reduce_min(min(cached, in_tables)))
+        return max(1, self.shard.all_reduce_min(min(cached, in_tables)))
 
     def check(self) -> None:
         """Raise ValueError for a KV cache larger than total memory: the OS may overcommit and kill the process
@@ -112,7 +113,7 @@ class KVBudget:
         given = self.options.kv_cache_bytes
         if given is None:
             return
-        sizes = self._sizes_in(given)
+        sizes = self.sizes_in(given)
         wanted = sum(group.pages * shape.page_bytes for group in self.groups(sizes) for shape in group.layers.values())
         if sizes.snapshots is not None:
             wanted += (self.options.rows + sizes.snapshots) * self._state_bytes
@@ -128,7 +129,9 @@ class KVBudget:
         given = self.options.kv_cache_bytes
         if given is None:
             given = self._free_bytes(model, backend, ops)
-        return self._sizes_in(self.shard.collectives.all_reduce_min(given))
+        if self.shard.stage.count == 1:
+            return self.sizes_in(self.shard.all_reduce_min(given))
+        return CacheSizes(self.shard.all_reduce_min(self.sizes_in(given).pages))
 
     def groups(self, sizes: CacheSizes) -> list[KVGroup]:
         """Return the cache groups of a pool with these sizes."""
@@ -209,7 +212,7 @@ class KVBudget:
             most = min(most, self.options.max_total_tokens // self.options.page_size)
         return most
 
-    def _sizes_in(self, given: int) -> CacheSizes:
+    def sizes_in(self, given: int) -> CacheSizes:
         """Divide bytes among pages, the states of all slots, and snapshots: at least one for each slot.
 
         More snapshots get the bytes that pages do not need. Raise ValueError if they do not hold a page.
@@ -229,7 +232,7 @@ class KVBudget:
         """
         options, windowed, most = self.options, windowed_layers(self.config), self._most_pages
         equal = CacheSizes(given // self._page_bytes)
-        if not windowed or equal.pages >= most:
+        if not windowed or equal.pages >= most or self.shard.stage.count > 1:  # all stages have the same groups
             return equal
         window_bytes = sum(self.shapes[layer].page_bytes for layer in windowed)
         full_bytes = self._page_bytes - window_bytes

@@ -30,7 +30,7 @@ from tercet.scheduler.models.registry import family_of
 
 def unsupported_natively(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOLE) -> str:
     """Return the reason why native kernels cannot run a model with a KV cache of dtype `cached`; empty if they can."""
-    if shard.size > 1:
+    if not shard.is_whole:
         return "native kernels run no part of a model"
     if config.latent is not None:
         return "native kernels run no layers with latent attention"

@@ -137,8 +137,8 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
     head, memory holds it twice. Layers that cannot be packed stay on torch.
     """
     little = True
-    head = model.model.embed_tokens if model.lm_head is None else model.lm_head
-    model.ops = NativeProjection(pack_linear(library, head.weight.data, quantization=quantization), head=True)
+    if model.shard.stage.is_last:
+        model.ops = NativeProjection(pack_linear(library, model.head.weight.data, quantization=quantization), head=True)
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     routers = {id(module) for mixture in mixtures for module in (mixture.gate, mixture.shared_expert_gate)}
     recurrent = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
@@ -147,7 +147,7 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
         layer.ops = NativeRecurrentOps(library)
     for module in model.modules():
         if module is model.lm_head:
-            head.take()
+            model.head.take()
         elif isinstance(module, Linear) and module.packable:
             bias = None if module.bias is None else module.bias.data
             rounded: Quantization = "none" if id(module) in exact else quantization

@@ -1,13 +1,14 @@
-"""Ranks as threads of one process: `Collectives` for tests, without processes or sockets."""
+"""Ranks as threads of one process: `Collectives` and `StageLinks` for tests, without processes or sockets."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, Queue
 from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
 import torch
 
-from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.layers.shard import Shard, Stage
 
 _Given = TypeVar("_Given")
 
@@ -52,20 +53,63 @@ class ThreadCollectives:
         return result
 
 
-def on_ranks(size: int, run: Callable[[Shard], _Given]) -> list[_Given]:
-    """Return the result of `run` on each rank. Raises the first failing rank's exception, which ends the others."""
-    barrier = Barrier(size)
-    board = [("", torch.empty(0))] * size
+class ThreadLinks:
+    """The `StageLinks` of one rank: queues from the stage before, and to the next."""
 
-    def one(rank: int) -> _Given:
+    def __init__(
+        self, before: "Queue[torch.Tensor]", after: "Queue[torch.Tensor]", world: ThreadCollectives, barrier: Barrier
+    ) -> None:
+        self._before = before
+        self._after = after
+        self._barrier = barrier
+        self.all_reduce_min = world.all_reduce_min
+
+    def receive(self, like: torch.Tensor) -> torch.Tensor:
+        """See `StageLinks`. Raises RuntimeError for another shape or dtype, BrokenBarrierError if a rank has failed."""
+        while True:
+            try:
+                x = self._before.get(timeout=0.1)
+                break
+            except Empty:
+                if self._barrier.broken:
+                    raise BrokenBarrierError from None
+        if (x.shape, x.dtype) != (like.shape, like.dtype):
+            raise RuntimeError(f"stages do not run the same step: {x.shape} {x.dtype}, {like.shape} {like.dtype}")
+        return x
+
+    def send(self, x: torch.Tensor) -> None:
+        """See `StageLinks`."""
+        self._after.put(x.clone())
+
+
+def on_ranks(size: int, run: Callable[[Shard], _Given], *, stages: int = 1) -> list[_Given]:
+    """Return the result of `run` on each of `size` ranks of each stage, the first stage first.
+
+    Raises the first failing rank's exception, which ends the others.
+    """
+    world, count = Barrier(size * stages), size * stages
+    barriers = [Barrier(size) for _ in range(stages)]
+    boards = [[("", torch.empty(0))] * size for _ in range(stages)]
+    board = [("", torch.empty(0))] * count
+    queues: list[list[Queue[torch.Tensor]]] = [[Queue() for _ in range(size)] for _ in range(stages + 1)]
+
+    def shard_of(number: int) -> Shard:
+        stage, rank = divmod(number, size)
+        everyone = ThreadCollectives(number, world, board)
+        links = ThreadLinks(queues[stage][rank], queues[stage + 1][rank], everyone, world)
+        own = ThreadCollectives(rank, barriers[stage], boards[stage])
+        return Shard(rank, size, own, Stage(stage, stages, links if stages > 1 else None))
+
+    def one(number: int) -> _Given:
         try:
-            return run(Shard(rank, size, ThreadCollectives(rank, barrier, board)))
+            return run(shard_of(number))
         except BaseException:
-            barrier.abort()
+            for barrier in (world, *barriers):
+                barrier.abort()
             raise
 
-    with ThreadPoolExecutor(size, thread_name_prefix="rank") as threads:
-        futures = [threads.submit(one, rank) for rank in range(size)]
+    with ThreadPoolExecutor(count, thread_name_prefix="rank") as threads:
+        futures = [threads.submit(one, number) for number in range(count)]
     errors = [error for future in futures if (error := future.exception())]
     for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
         raise error

@@ -37,6 +37,8 @@ class HostNetwork:
         """Return the network that the options describe; None for one host. Raise ConfigError, KeysError."""
         if hosts.nnodes == 1 and not hosts.node_rank:
             return None
+        if not hosts.dist_init_addr:
+            raise ConfigError("--nnodes and --node-rank need --dist-init-addr HOST:PORT, an address of host 0")
         address = f"tcp://{hosts.dist_init_addr}"
         security = Security.load(process.keys, Role.SCHEDULER) if process.keys else None
         loopback = Reach.LOOPBACK if process.insecure_loopback else Reach.NOWHERE

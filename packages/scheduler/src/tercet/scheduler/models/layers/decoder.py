@@ -22,7 +22,7 @@ from tercet.scheduler.models.layers.layers import (
     Unrotated,
     VocabParallelEmbedding,
 )
-from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.linear import Linear, Matrix
 from tercet.scheduler.models.layers.moe import MixtureOfExperts, mlp_of
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.recurrent import RecurrentLayer
@@ -95,13 +95,29 @@ class SingleLayer(nn.Module):
         return added
 
 
+class AbsentLayer(nn.Module):
+    """A layer of another pipeline stage."""
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return x and the residual."""
+        del positions, batch
+        return x, residual
+
+
 class Decoder(nn.Module):
-    """Embedding, layers and the final norm. `layer` creates the layer of a number; `norm` is the class of the final
-    norm.
+    """Embedding, layers and the final norm, or a pipeline stage of them.
+
+    `layer` creates the layer of a number; `norm` is the class of the final norm.
     """
 
     rotary: Rotary | None
     """The rotation of most layers; None for a model whose positions are embedded."""
+    embed_tokens: VocabParallelEmbedding
+    """Only in the first pipeline stage, and in the last one if it is the head."""
+    norm: RMSNorm
+    """Only in the last pipeline stage."""
 
     def __init__(
         self,
@@ -111,14 +127,40 @@ class Decoder(nn.Module):
         norm: type[RMSNorm],
     ) -> None:
         super().__init__()
+        if shard.stage.count > 1 and (type(self) is not Decoder or config.shared_caches):
+            raise ValueError(f"{config.architecture} runs in one pipeline stage: its layers share inputs or caches")
         self.rotary = rotary = Unrotated(config) if len(config.unrotated) == config.layers else Rotary(config)
-        self.embed_tokens = VocabParallelEmbedding(config, shard)
-        self.layers = nn.ModuleList(layer(number, rotary) for number in range(config.layers))
-        self.norm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.stage = stage = shard.stage
+        self._hidden = config.hidden_size, config.dtype
+        if stage.is_first or (stage.is_last and config.tie_word_embeddings):
+            self.embed_tokens = VocabParallelEmbedding(config, shard)
+        held = stage.layers(config.layers)
+        self.layers = nn.ModuleList(
+            layer(number, rotary) if number in held else AbsentLayer() for number in range(config.layers)
+        )
+        if stage.is_last:
+            self.norm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the input [tokens, hidden] of the first layer here: embeddings, or the output of the stage before."""
+        if self.stage.is_first:
+            embedded: torch.Tensor = self.embed_tokens(input_ids)
+            return embedded
+        size, dtype = self._hidden
+        return self.stage.receive(torch.zeros(len(input_ids), size, dtype=dtype, device=input_ids.device))
+
+    def finish(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Return the normalized output of the last layer; in an earlier stage, send the output to the next one."""
+        if self.stage.is_last:
+            hidden: torch.Tensor = self.norm.add(x, residual)[0]
+            return hidden
+        x = x if residual is None else x + residual
+        self.stage.send(x.to(self._hidden[1]))
+        return x
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the hidden states [tokens, hidden] of input ids [tokens]."""
-        x: torch.Tensor = self.embed_tokens(input_ids)
+        x = self.embed(input_ids)
         parts: list[torch.Tensor] = []
         if batch.replaced is not None:
             vectors = batch.replaced.vectors.to(x.dtype)
@@ -129,8 +171,7 @@ class Decoder(nn.Module):
             x, residual = layer(x, residual, positions, batch)
             if part is not None and batch.replaced is not None:
                 x = x.index_add(0, batch.replaced.places, part)
-        hidden: torch.Tensor = self.norm.add(x, residual)[0]
-        return hidden
+        return self.finish(x, residual)
 
 
 class CausalLM(OpsModule):
@@ -149,10 +190,15 @@ class CausalLM(OpsModule):
         self.shard = shard
         self.model = decoder(config, shard, layer, norm)
         self.lm_head: Linear | None = None
-        if not config.tie_word_embeddings:
+        if shard.stage.is_last and not config.tie_word_embeddings:
             ids = shard.uneven_span(config.vocab_size)
             self.lm_head = Linear(config.hidden_size, len(ids), bias=False, dtype=config.dtype)
             self.lm_head.cuts = {"weight": Cut.span(config.vocab_size, ids)}
+
+    @property
+    def head(self) -> Matrix:
+        """The output head, which may be the embedding. An earlier pipeline stage has none."""
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the hidden states [tokens, hidden] of token ids [tokens] at positions [tokens]."""
@@ -161,8 +207,7 @@ class CausalLM(OpsModule):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab], in the model's dtype, of hidden states [rows, hidden]."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        logits = self.ops.project(hidden, head.weight, None)
+        logits = self.ops.project(hidden, self.head.weight, None)
         return scale_logits(self.shard.gather_columns(logits, self.config.vocab_size), self.config)
 
 

@@ -91,6 +91,7 @@ class Linear(Matrix):
         runs = [outputs] if isinstance(outputs, int) else outputs
         super().__init__(inputs, runs, dtype, "meta" if quantized else None)
         self.bias = empty_parameter(sum(runs), dtype=dtype) if bias else None
+        self.may_be_quantized = quantized
         self.quantized: QuantizedWeight | None = None
         self.order: torch.Tensor | None = None
         """The checkpoint row of each row, int64 [outputs]; None if they are equal."""

@@ -41,6 +41,7 @@ class ExpertLinear(nn.Module):
         self._mapped: dict[tuple[int, int], MappedRows] = {}
         self.weight = empty_parameter(experts, outputs, inputs, dtype=dtype, device="meta" if quantized else None)
         self.bias = empty_parameter(experts, outputs, dtype=dtype) if bias else None
+        self.may_be_quantized = quantized
         self.quantized: QuantizedExperts | None = None
 
     @property

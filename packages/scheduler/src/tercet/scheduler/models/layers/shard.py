@@ -1,8 +1,12 @@
-"""Tensor parallelism: the shard of a model that a rank holds, and the collectives of the ranks.
+"""Tensor and pipeline parallelism: the part of a model that a rank holds, and how ranks communicate.
 
 Each rank holds some heads of every attention, some columns of every MLP and some rows of the vocabulary, and computes
 with these only. The outputs of attention and MLP are summed over all ranks (Megatron-LM, arXiv:1909.08053); everything
 between two sums is replicated, as are norms, routers and the cache's pages.
+
+With pipeline parallelism, each stage holds a run of layers, and passes the hidden states of a step on to the next stage
+(GPipe, arXiv:1811.06965). The first stage has the embedding, the last one the final norm and the head. A shard is then
+one of a stage.
 """
 
 from collections.abc import Sequence
@@ -51,13 +55,74 @@ class SingleRankCollectives:
         return number
 
 
+class StageLinks(Protocol):
+    """The links of a rank to the ranks of the stages before and after it. All run the same steps in the same order."""
+
+    def receive(self, like: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states that the stage before sends, of the shape and dtype of `like`."""
+        ...
+
+    def send(self, x: torch.Tensor) -> None:
+        """Send hidden states to the next stage. They may still be on their way when this returns."""
+        ...
+
+    def all_reduce_min(self, number: int) -> int:
+        """Return the smallest of the numbers of all ranks of all stages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Pipeline stage `number` of `count`."""
+
+    number: int = 0
+    count: int = 1
+    links: StageLinks | None = field(default=None, compare=False)
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether it has the embedding."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether it has the head."""
+        return self.number == self.count - 1
+
+    def layers(self, count: int) -> range:
+        """Return its layers of `count`: earlier stages have one more if they are not equal."""
+        if count < self.count:
+            raise ValueError(f"{count} layers cannot be split over {self.count} pipeline stages")
+        return range(-(-self.number * count // self.count), -(-(self.number + 1) * count // self.count))
+
+    def receive(self, like: torch.Tensor) -> torch.Tensor:
+        """See `StageLinks`. Without links, as while memory is measured, return `like`."""
+        return like if self.links is None else self.links.receive(like)
+
+    def send(self, x: torch.Tensor) -> None:
+        """See `StageLinks`."""
+        if self.links is not None:
+            self.links.send(x)
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Shard `rank` of `size` equal shards."""
+    """Shard `rank` of `size` equal shards of a pipeline stage, which is the whole model without pipeline stages."""
 
     rank: int = 0
     size: int = 1
     collectives: Collectives = field(default=SingleRankCollectives(), compare=False)
+    stage: Stage = Stage()
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it is the whole model."""
+        return self.size == self.stage.count == 1
+
+    def all_reduce_min(self, number: int) -> int:
+        """Return the smallest of the numbers of all ranks of the model."""
+        links = self.stage.links
+        return self.collectives.all_reduce_min(number) if links is None else links.all_reduce_min(number)
 
     def span(self, count: int, what: str) -> range:
         """Return this rank's range of `count`. Raise ValueError if it does not divide evenly."""

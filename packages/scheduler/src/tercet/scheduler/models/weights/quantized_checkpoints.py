@@ -51,6 +51,7 @@ _UNUSED = {
 _TALL = 128
 """Rows of a weight's blocks in fp8, of which its kernels take whole ones."""
 _WORD_TENSORS = (".qweight", ".qzeros", ".weight_packed", ".weight_zero_point")
+_SCALE_BYTES = 4
 _PACKED_ZERO = 8
 """Zero point of packed codes without stored ones."""
 
@@ -245,6 +246,17 @@ def quantized_as(weight: torch.Tensor, quantization: StoredQuantization, *, tall
         rounded = quantize(weight, quantization.method, (rows, quantization.block[1] or weight.shape[1]))
         return replace(rounded, activations=quantization.activations)
     return quantize(weight, "int4", (1, quantization.group or weight.shape[1]))
+
+
+def quantized_bytes(outputs: int, inputs: int, quantization: StoredQuantization) -> int:
+    """Return the bytes of a weight [outputs, inputs] that a checkpoint of this kind has quantized."""
+    if quantization.method == "mxfp4":
+        return outputs * inputs // 2 + outputs * inputs // MXFP4_BLOCK[1]
+    if quantization.method == "fp8":
+        rows, columns = quantization.block[0] or 1, quantization.block[1] or inputs
+        return outputs * inputs + _SCALE_BYTES * -(-outputs // rows) * -(-inputs // columns)
+    groups = -(-inputs // (quantization.group or inputs))
+    return outputs * (-(-inputs // 2) + 2 * _SCALE_BYTES * groups)  # a scale and a zero point for each group
 
 
 def quantized_linears(

@@ -100,17 +100,18 @@ def load_weights(
     mapped files until the caller takes the weights away.
     """
     fitting = _fitting(model, directory)
-    files, embedding = fitting.files, fitting.targets[_EMBEDDING].memory
+    files = fitting.files
+    device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
     tally = LoadProgress(progress, files)
     mapped_targets = _mapped_targets(model, fitting.stored) if keep_mapped else {}
     fill(files, fitting.targets, tally, mapped_targets=mapped_targets, later=fitting.quantized)
     ExpertNames.of(fitting.stored).deinterleave(model)
-    _load_quantized(fitting.linears, files, embedding, tally, dequantized=dequantized)
+    _load_quantized(fitting.linears, files, device, tally, model.config.dtype if dequantized else None)
     finish(model)
 
 
 def _fitting(model: CausalLM, directory: Path) -> _Fitting:
-    files = _read_text_part(directory, model.config)
+    files = _read_text_part(directory, model.config, _other_stages(model))
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
@@ -123,13 +124,26 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
     tied_head = {_HEAD} if model.lm_head is None else set()
     check_fit(directory, shapes | quantized, files, unread | tied_head)
     if tied_head:
-        _check_tied_head(directory, files, targets[_EMBEDDING].memory.dtype)
+        _check_tied_head(directory, files, model.config.dtype)
     return _Fitting(files, stored, targets, linears, quantized)
 
 
-def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
-    """Return each file's tensors by their names here, without those of images and multi-token prediction."""
+def _other_stages(model: CausalLM) -> tuple[str, ...]:
+    """Return prefixes of the tensors that other pipeline stages have."""
+    stage, count = model.shard.stage, model.config.layers
+    absent = [f"model.layers.{layer}." for layer in range(count) if layer not in stage.layers(count)]
+    tied = model.config.tie_word_embeddings and stage.is_last
+    absent += [] if stage.is_first or tied else ["model.embed_tokens."]
+    return (*absent, *(() if stage.is_last else ("model.norm.", _HEAD)))
+
+
+def _read_text_part(directory: Path, config: ModelConfig, absent: Sequence[str]) -> dict[Path, dict[str, StoredTensor]]:
+    """Return each file's tensors by their names here, without those of images and multi-token prediction.
+
+    Names with the prefixes in `absent` are left out, too.
+    """
     ahead = (
+        *absent,
         *("mtp.", "model.mtp."),
         *(f"model.layers.{config.layers + number}." for number in range(config.mtp_layers)),
         *(f"model.layers.{layer}.self_attn.{name}" for layer in config.shared_caches for name in _OF_CACHES),
@@ -233,12 +247,11 @@ def _check_orders(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[st
 def _load_quantized(
     linears: Sequence[_Quantized],
     files: Mapping[Path, Mapping[str, StoredTensor]],
-    like: torch.Tensor,
+    device: torch.device,
     tally: LoadProgress,
-    *,
-    dequantized: bool,
+    dtype: torch.dtype | None,
 ) -> None:
-    """Read the quantized layers onto the device of `like`; if `dequantized`, in its dtype."""
+    """Read the quantized layers onto a device; with a `dtype`, in full."""
     if not linears:
         return
     place = {name: path for path, header in files.items() for name in header}
@@ -247,12 +260,12 @@ def _load_quantized(
 
         def read(name: str) -> torch.Tensor:
             path = place[name]
-            tensor: torch.Tensor = opened[path].get_tensor(files[path][name].name).to(like.device)
+            tensor: torch.Tensor = opened[path].get_tensor(files[path][name].name).to(device)
             tally.add(files[path][name])
             return tensor
 
         for linear in linears:
-            linear.load(read, like.device, like.dtype if dequantized else None)
+            linear.load(read, device, dtype)
 
 
 def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuantization | None = None) -> None:

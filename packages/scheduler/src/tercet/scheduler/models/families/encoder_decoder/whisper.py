@@ -99,7 +99,7 @@ class WhisperForConditionalGeneration(CausalLM):
 
     def __init__(self, config: ModelConfig, shard: Shard) -> None:
         OpsModule.__init__(self)
-        if shard.size > 1:
+        if not shard.is_whole:
             raise ValueError(f"{config.architecture} runs on one rank: its cross-attention is not split")
         self.config = config
         self.shard = shard
