@@ -123,8 +123,8 @@ def test_no_request_fails_with_a_rank_or_a_host(
 
     async def inject(load: Load) -> None:
         nonlocal injected, noticed
-        events = sum(job.tokens * job.n for job in jobs if job.streamed)
-        await load.until(lambda: load.events >= events // 4)
+        tokens = sum(job.length * job.n for job in jobs if job.streamed)
+        await load.until(lambda: load.tokens >= tokens // 4)
         injected = time.monotonic()
         watching = asyncio.create_task(asyncio.to_thread(hosts.near.heard_at, "it starts again", lines))
         await fault(hosts)
