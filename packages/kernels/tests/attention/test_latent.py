@@ -17,7 +17,7 @@ from tercet.kernels.tools.check import make_batch
 from tercet.kernels.triton import missing_triton
 
 CPU = torch.device("cpu")
-MISSING = {"cpu": missing_library(), "triton": missing_triton(CPU)}
+MISSING = {"cpu": missing_library(), "triton": missing_triton(CPU), "cudnn": "it needs a GPU"}
 BACKENDS = [name for name in backend_names(latent=True) if not MISSING.get(name)]
 
 SIZES = LatentSizes(rank=32, rope=16, dtype=torch.float32, cached=torch.float32)

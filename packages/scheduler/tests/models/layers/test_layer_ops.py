@@ -1,6 +1,7 @@
 """A whole model on fused kernels, in Triton's interpreter where there is no GPU, against the same model on torch."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 pytest.importorskip("triton", reason="the fused operations are Triton's")
 
 from packages.kernels.tests.pairwise import alternating
 from packages.kernels.tests.quick_interpreter import quicken
-from tercet.kernels.attention.api import NewTokens
+from tercet.kernels.attention.api import AttentionBackend, NewTokens
+from tercet.kernels.attention.prompt_latents import PromptLatent
+from tercet.kernels.attention.prompts import sdpa
 from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent
@@ -51,7 +55,13 @@ pytestmark = pytest.mark.skipif(bool(missing_triton(DEVICE)), reason=missing_tri
 
 
 def generate(
-    directory: Path, *, fused: bool, steps: int = 2, cached: torch.dtype | None = None, choices: int = 2
+    directory: Path,
+    *,
+    fused: bool,
+    steps: int = 2,
+    cached: torch.dtype | None = None,
+    choices: int = 2,
+    latents: Callable[[], AttentionBackend] = TritonLatent,
 ) -> tuple[list[list[int]], list[float]]:
     """(tokens of every step, the log-probability of each) of choices, prefilled together and then decoded."""
     config = load_config(directory)
@@ -61,7 +71,7 @@ def generate(
     latent, dtype = config.latent, cached or config.dtype
     rank = 0 if latent is None else latent.rank
     shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=dtype, rank=rank)
-    whole, of_latents = (TritonAttention, TritonLatent) if fused else (TorchNativeAttention, TorchNativeLatent)
+    whole, of_latents = (TritonAttention, latents) if fused else (TorchNativeAttention, TorchNativeLatent)
     scales = {0: (0.7, 1.3)} if cached else None
     runner = ModelRunner(
         model,
@@ -108,6 +118,23 @@ def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Pat
     plain, expected = generate(checkpoints(name), fused=False)
     assert fused == plain
     assert scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_long_prompts_over_latents_are_expanded(checkpoints: Callable[[str], Path]) -> None:
+    """The first of the prompts, in every layer; what the step has besides is computed over latents."""
+    lengths, plain_kernel = list[int](), sdpa(SDPBackend.MATH)
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        lengths.append(q.shape[2])
+        return plain_kernel(q, k, v, scale)
+
+    name, made = "deepseek_v3_moe", partial(PromptLatent, TritonLatent, [kernel], 9)
+    with np.errstate(all="ignore"):
+        fused, scores = generate(checkpoints(name), fused=True, latents=made)
+    plain, expected = generate(checkpoints(name), fused=False)
+    assert fused == plain
+    assert scores == pytest.approx(expected, abs=1e-4)
+    assert lengths[1:] == [16] * load_config(checkpoints(name)).layers, "after a trial, nine tokens padded to 16"
 
 
 @pytest.mark.parametrize("name", ["qwen3_sliding", "olmoe"])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -126,5 +126,33 @@ class RotatingBackend(AttentionBackend, Protocol):
 
         Keys and values go to the batch's `slot_mapping`; rows whose results are not used may share a slot. Cached keys
         are multiplied by the first of `new.scales`. Raises ValueError if a row has more than one new token.
+        """
+        ...
+
+
+class LatentQueries(NamedTuple):
+    """Queries of latent attention, and the projections of latents to keys and values."""
+
+    q_nope: torch.Tensor  # [tokens, heads, nope_dim]: multiplied by `w_uk`, then by latents
+    q_pe: torch.Tensor  # [tokens, heads, rope_dim]
+    w_uk: torch.Tensor  # [heads, nope_dim, rank]
+    w_uv: torch.Tensor  # [heads, value_dim, rank]
+
+
+@runtime_checkable
+class ExpandingBackend(AttentionBackend, Protocol):
+    """Backend of latent attention that computes some prompts in expanded form: with the keys and values of heads."""
+
+    @property
+    def expands(self) -> bool:
+        """True if the planned step has such prompts."""
+        ...
+
+    def attend_expanded(
+        self, queries: LatentQueries, k_cache: torch.Tensor, params: AttentionParams, key_scale: float = 1.0
+    ) -> torch.Tensor:
+        """Return the attention [tokens, heads, value_dim] of rotated queries over cached vectors, see `latent_caches`.
+
+        `queries.q_pe` is rotated, and vectors are in the cache.
         """
         ...

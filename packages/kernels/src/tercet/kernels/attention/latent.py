@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tercet.kernels.attention.api import AttentionParams
+from tercet.kernels.attention.api import AttentionParams, LatentQueries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +43,22 @@ def latent_rank(v_cache: torch.Tensor, params: AttentionParams) -> int:
     if params.window or params.softcap or params.sinks is not None:
         raise ValueError("attention over latents has no windows, soft caps or sinks")
     return v_cache.shape[3]
+
+
+def absorbed(queries: LatentQueries) -> torch.Tensor:
+    """Return queries of cached vectors, [tokens, heads, rank + rope]: the projection of keys is applied to them."""
+    q_nope, q_pe, w_uk, _ = queries
+    q = q_nope.new_empty(*q_nope.shape[:2], w_uk.shape[2] + q_pe.shape[2])
+    absorb_into(q, q_nope, w_uk)
+    q[..., w_uk.shape[2] :] = q_pe
+    return q
+
+
+def absorb_into(q: torch.Tensor, q_nope: torch.Tensor, w_uk: torch.Tensor) -> None:
+    """Write the first part of `absorbed` queries into q."""
+    torch.bmm(q_nope.transpose(0, 1), w_uk, out=q[..., : w_uk.shape[2]].transpose(0, 1))
+
+
+def values_of(out: torch.Tensor, w_uv: torch.Tensor) -> torch.Tensor:
+    """Project results [tokens, heads, rank] to values [tokens, heads, value_dim]."""
+    return torch.bmm(out.transpose(0, 1), w_uv.mT).transpose(0, 1)

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tercet.kernels.attention.api import AttentionBatch, AttentionParams, NewTokens, RotatingBackend
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams, NewTokens, RotatingBackend
 from tercet.kernels.device import has_failed
 from tercet.kernels.pinned import pinned
 
@@ -35,6 +36,8 @@ _TRIED = 192
 _ALLOWED = 0.03
 """Allowed difference of a result of numbers around 1 in 16 bits."""
 
+BackendT = TypeVar("BackendT", bound=AttentionBackend)
+
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 """Causal attention of q [1, heads, tokens, head_dim], k and v [1, kv_heads, tokens, head_dim] with a scale."""
 
@@ -53,7 +56,7 @@ def cudnn_attention() -> "PromptAttention":
     """Return the backend `cudnn`, for the architectures of `LEAST_TOKENS`."""
     from tercet.kernels.attention.triton import TritonAttention
 
-    least = LEAST_TOKENS[_architecture(torch.device("cuda"))]
+    least = LEAST_TOKENS[architecture(torch.device("cuda"))]
     return PromptAttention(TritonAttention, sdpa(SDPBackend.CUDNN_ATTENTION), least)
 
 
@@ -61,8 +64,8 @@ def missing_cudnn(device: torch.device) -> str:
     """Return why cuDNN does not compute prompts on a GPU; empty if it does."""
     if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
         return "this build of torch has no cuDNN"
-    architecture = _architecture(device)
-    return "" if architecture in LEAST_TOKENS else f"it has not been measured on sm{architecture}"
+    found = architecture(device)
+    return "" if found in LEAST_TOKENS else f"it has not been measured on sm{found}"
 
 
 def padded_length(length: int) -> int:
@@ -101,7 +104,7 @@ def without_rows(batch: AttentionBatch, rows: list[int]) -> tuple[AttentionBatch
 
 
 @dataclass(frozen=True, eq=False)
-class _Prompt:
+class Prompt:
     """Prompt of a step: tokens [first, last), and the slots of its padded keys, int64 [padded]."""
 
     first: int
@@ -110,11 +113,48 @@ class _Prompt:
 
     @property
     def padding(self) -> int:
+        """Number of padded tokens."""
         return len(self.slots) - (self.last - self.first)
+
+    def queries(self, q: torch.Tensor) -> torch.Tensor:
+        """Return the prompt's part of q [tokens, heads, dim], padded: [1, heads, padded, dim]."""
+        mine = q[self.first : self.last]
+        if self.padding:
+            mine = F.pad(mine, (0, 0, 0, 0, 0, self.padding))
+        return mine.transpose(0, 1)[None]
 
     def gather(self, cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the padded keys or values: [1, kv_heads, padded, head_dim] in `dtype`."""
         return cache.flatten(0, 1)[self.slots].to(dtype).transpose(0, 1)[None]
+
+
+class PromptPlan(Generic[BackendT]):
+    """Plan of a step: its long prompts, and backends of one kind planned for the whole step and for the other rows."""
+
+    def __init__(self, make: Callable[[], BackendT], least: int) -> None:
+        self.whole, self.rest = make(), make()
+        self._least = least
+        self.prompts: list[Prompt] = []
+        self.others: torch.Tensor | None = None
+        """Places of the tokens of other rows, int64; None if there are none."""
+
+    def set_batch(self, batch: AttentionBatch) -> None:
+        """Find the long prompts, and plan both backends."""
+        self.prompts, self.others = [], None
+        self.whole.plan(batch)
+        rows = long_prompts(batch, self._least)
+        if not rows:
+            return
+        starts = [0, *accumulate(batch.host_query_lens)]
+        for row in rows:
+            slots = batch.slot_mapping[starts[row] : starts[row + 1]]
+            spare = padded_length(len(slots)) - len(slots)
+            if spare:
+                slots = torch.cat([slots, slots[-1:].expand(spare)])
+            self.prompts.append(Prompt(starts[row], starts[row + 1], slots))
+        if len(rows) < batch.rows:
+            rest, self.others = without_rows(batch, rows)
+            self.rest.plan(rest)
 
 
 class PromptAttention:
@@ -127,35 +167,18 @@ class PromptAttention:
     bidirectional = False
 
     def __init__(self, make: Callable[[], RotatingBackend], kernel: Kernel, least: int) -> None:
-        self._whole, self._rest = make(), make()
-        self._kernel, self._least = kernel, least
+        self._plan = PromptPlan(make, least)
+        self._kernel = kernel
         self._right: dict[tuple[int, int, int, torch.dtype], bool] = {}
-        self._batch: AttentionBatch | None = None
-        self._prompts: list[_Prompt] = []
-        self._others: torch.Tensor | None = None
 
     @property
     def capturable(self) -> bool:
         """See `AttentionBackend.capturable`. Decodes are the other backend's."""
-        return self._whole.capturable
+        return self._plan.whole.capturable
 
     def plan(self, batch: AttentionBatch) -> None:
         """See `AttentionBackend.plan`."""
-        self._batch, self._prompts, self._others = batch, [], None
-        self._whole.plan(batch)
-        rows = long_prompts(batch, self._least)
-        if not rows:
-            return
-        starts = [0, *accumulate(batch.host_query_lens)]
-        for row in rows:
-            slots = batch.slot_mapping[starts[row] : starts[row + 1]]
-            spare = padded_length(len(slots)) - len(slots)
-            if spare:
-                slots = torch.cat([slots, slots[-1:].expand(spare)])
-            self._prompts.append(_Prompt(starts[row], starts[row + 1], slots))
-        if len(rows) < batch.rows:
-            rest, self._others = without_rows(batch, rows)
-            self._rest.plan(rest)
+        self._plan.set_batch(batch)
 
     def attend(
         self,
@@ -166,34 +189,32 @@ class PromptAttention:
         key_scale: float = 1.0,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
-        if not self._prompts or not self._fits(q, k_cache.shape[2], params):
-            return self._whole.attend(q, k_cache, v_cache, params, key_scale)
+        plan = self._plan
+        if not plan.prompts or not self._fits(q, k_cache.shape[2], params):
+            return plan.whole.attend(q, k_cache, v_cache, params, key_scale)
         scale = params.scale * key_scale
-        parts = [self._attend_prompt(prompt, q, k_cache, v_cache, scale) for prompt in self._prompts]
-        if len(parts) == 1 and self._others is None:
+        parts = [self._attend_prompt(prompt, q, k_cache, v_cache, scale) for prompt in plan.prompts]
+        if len(parts) == 1 and plan.others is None:
             return parts[0].contiguous()
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for prompt, part in zip(self._prompts, parts, strict=True):
+        for prompt, part in zip(plan.prompts, parts, strict=True):
             out[prompt.first : prompt.last] = part
-        if self._others is not None:
-            out[self._others] = self._rest.attend(q[self._others], k_cache, v_cache, params, key_scale)
+        if plan.others is not None:
+            out[plan.others] = plan.rest.attend(q[plan.others], k_cache, v_cache, params, key_scale)
         return out
 
     def attend_new(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, new: NewTokens, params: AttentionParams
     ) -> torch.Tensor:
         """See `RotatingBackend.attend_new`."""
-        return self._whole.attend_new(q, k_cache, v_cache, new, params)
+        return self._plan.whole.attend_new(q, k_cache, v_cache, new, params)
 
     def _attend_prompt(
-        self, prompt: _Prompt, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+        self, prompt: Prompt, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return the attention of a prompt, [tokens, heads, head_dim]."""
-        mine = q[prompt.first : prompt.last]
-        if prompt.padding:
-            mine = F.pad(mine, (0, 0, 0, 0, 0, prompt.padding))
         k, v = prompt.gather(k_cache, q.dtype), prompt.gather(v_cache, q.dtype)
-        out = self._kernel(mine.transpose(0, 1)[None], k, v, scale)[0].transpose(0, 1)
+        out = self._kernel(prompt.queries(q), k, v, scale)[0].transpose(0, 1)
         return out[: prompt.last - prompt.first]
 
     def _fits(self, q: torch.Tensor, kv_heads: int, params: AttentionParams) -> bool:
@@ -203,25 +224,27 @@ class PromptAttention:
             return False
         sizes = heads, kv_heads, dim, q.dtype
         if sizes not in self._right:
-            self._right[sizes] = q.element_size() == 2 and is_right(self._kernel, q, kv_heads)
+            self._right[sizes] = q.element_size() == 2 and is_right(self._kernel, q, kv_heads, dim)
         return self._right[sizes]
 
 
-def is_right(kernel: Kernel, q: torch.Tensor, kv_heads: int) -> bool:
+def is_right(kernel: Kernel, q: torch.Tensor, kv_heads: int, value_dim: int) -> bool:
     """Return whether a kernel gives the definition's result for heads like those of q, on its device; log why not.
+
+    Values have `value_dim` elements.
 
     Raises the error of a device that fails.
     """
     chance = torch.Generator(q.device).manual_seed(0)
     heads, dim = q.shape[1:]
-    sizes = ((1, count, _TRIED, dim) for count in (heads, kv_heads, kv_heads))
+    sizes = ((1, heads, _TRIED, dim), (1, kv_heads, _TRIED, dim), (1, kv_heads, _TRIED, value_dim))
     given = [torch.randn(size, generator=chance, device=q.device).to(q.dtype) for size in sizes]
     try:
         found = kernel(given[0], given[1], given[2], dim**-0.5)
     except RuntimeError as error:
         if has_failed(error):
             raise
-        logger.warning("prompt kernel refused: heads=%d kv_heads=%d dim=%d: %s", heads, kv_heads, dim, error)
+        logger.info("prompt kernel refused: heads=%d kv_heads=%d dim=%d: %s", heads, kv_heads, dim, error)
         return False
     wide = [each.float() for each in given]
     wanted = sdpa(SDPBackend.MATH)(wide[0], wide[1], wide[2], dim**-0.5)
@@ -231,6 +254,7 @@ def is_right(kernel: Kernel, q: torch.Tensor, kv_heads: int) -> bool:
     return far <= _ALLOWED
 
 
-def _architecture(device: torch.device) -> int:
+def architecture(device: torch.device) -> int:
+    """Return a GPU's compute capability as two digits."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor

@@ -75,11 +75,12 @@ class _Triton(Backend):
 class _Cudnn(Backend):
     name = "cudnn"
     attention = "tercet.kernels.attention.prompts:cudnn_attention"
+    latent = "tercet.kernels.attention.prompt_latents:cudnn_latent"
 
-    def unavailable(self, device: torch.device, latent: LatentSizes | None) -> str:  # noqa: ARG002
+    def unavailable(self, device: torch.device, latent: LatentSizes | None) -> str:
         if device.type != "cuda":
             return f"it does not run on {device.type}"
-        return missing_cudnn(device) or missing_triton(device)
+        return missing_cudnn(device) or _Triton().unavailable(device, latent)
 
 
 class _TorchNative(Backend):

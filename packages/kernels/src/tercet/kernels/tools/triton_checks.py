@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 from torch.nn.attention import SDPBackend
 
-from tercet.kernels.attention.api import AttentionParams
-from tercet.kernels.attention.latent import latent_caches
+from tercet.kernels.attention.api import AttentionParams, LatentQueries
+from tercet.kernels.attention.latent import absorbed, latent_caches, values_of
+from tercet.kernels.attention.prompt_latents import PromptLatent, latent_kernels
 from tercet.kernels.attention.prompts import PromptAttention, is_right, missing_cudnn, sdpa
 from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.triton import TritonAttention
@@ -78,13 +79,39 @@ def _prompts(device: torch.device) -> Pair:
     shape = (2, int(batch.page_table.max()) + 1, 16, kv_heads, dim)
     k, v = torch.randn(shape, device=device).to(dtype).unbind()
     kernel = sdpa(SDPBackend.CUDNN_ATTENTION if device.type == "cuda" else SDPBackend.MATH)
-    if device.type == "cuda" and not missing_cudnn(device) and not is_right(kernel, q, kv_heads):
+    if device.type == "cuda" and not missing_cudnn(device) and not is_right(kernel, q, kv_heads, dim):
         raise RuntimeError("cuDNN computes prompts wrongly, or not at all: the log says how")
     outputs = []
     for backend in (PromptAttention(TritonAttention, kernel, 150), ReferenceAttention()):
         backend.plan(batch)
         outputs.append(backend.attend(q, k, v, AttentionParams(scale=dim**-0.5)).to(device))
     return outputs[0], outputs[1]
+
+
+def _prompt_latents(device: torch.device) -> Pair:
+    """Check long prompts over latents in expanded form, beside other rows. Raises RuntimeError without a kernel."""
+    batch, heads, rank, rope, nope, value = (
+        make_batch([(1, 40), (150, 150), (20, 70)], 16, device),
+        4,
+        512,
+        64,
+        128,
+        128,
+    )
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    tokens, pages = sum(batch.host_query_lens), int(batch.page_table.max()) + 1
+    cache = torch.randn(pages, 16, rank + rope, device=device).to(dtype)
+    sizes = ((tokens, heads, nope), (tokens, heads, rope), (heads, nope, rank), (heads, value, rank))
+    queries = LatentQueries(*((torch.randn(size, device=device) / 8).to(dtype) for size in sizes))
+    kernels = latent_kernels() if device.type == "cuda" else [sdpa(SDPBackend.MATH)]
+    backend, reference = PromptLatent(TritonLatent, kernels, 150), ReferenceLatent()
+    backend.plan(batch)
+    reference.plan(batch)
+    params, caches = AttentionParams(scale=(nope + rope) ** -0.5), latent_caches(cache, rank)
+    if backend.kernel_for(queries) is None:
+        raise RuntimeError("no kernel of torch's computes expanded latents here: the log says why")
+    expected = reference.attend(absorbed(queries), *caches, params).to(device)
+    return backend.attend_expanded(queries, caches[0], params), values_of(expected, queries.w_uv)
 
 
 def _many_decodes(device: torch.device) -> Pair:
@@ -295,6 +322,7 @@ def _rounded(device: torch.device) -> Pair:
 CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton attention": _attention,
     "prompts by cuDNN": _prompts,
+    "prompts of latents": _prompt_latents,
     "triton many decodes": _many_decodes,
     "triton latent attention": _latent,
     "triton rmsnorm": _rmsnorm,

@@ -6,7 +6,15 @@ from enum import Enum, auto
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams, NewTokens, RotatingBackend
+from tercet.kernels.attention.api import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionParams,
+    ExpandingBackend,
+    LatentQueries,
+    NewTokens,
+    RotatingBackend,
+)
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows
@@ -169,6 +177,18 @@ class ForwardBatch:
             raise RuntimeError("no backend here rotates what is new")
         keys, values = self.pool.layer(layer_id)
         return _scaled(backend.attend_new(q, keys, values, new, params), new.scales[1])
+
+    def expands(self, layer_id: int) -> bool:
+        """Return whether `attend_expanded` is available for a layer."""
+        backend = self.backends[self.pool.group_of[layer_id]]
+        return isinstance(backend, ExpandingBackend) and backend.expands
+
+    def attend_expanded(self, layer_id: int, queries: LatentQueries, params: AttentionParams) -> torch.Tensor:
+        """Attend with rotated queries of latent attention. Raise RuntimeError if the backend cannot (see `expands`)."""
+        backend = self.backends[self.pool.group_of[layer_id]]
+        if not isinstance(backend, ExpandingBackend):
+            raise RuntimeError("no backend here expands latents")
+        return backend.attend_expanded(queries, self.pool.layer(layer_id)[0], params, self.pool.scales_of(layer_id)[0])
 
 
 def _scaled(out: torch.Tensor, value_scale: float) -> torch.Tensor:

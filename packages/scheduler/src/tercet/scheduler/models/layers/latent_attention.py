@@ -1,19 +1,20 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), over a cache of latents.
 
-Keys and values are projections of a latent, but cached ones are never materialized. Instead the up-projection of keys
-is applied to queries, and the up-projection of values to the output of attention (weight absorption). So all heads
-attend to one vector per token: the latent and the rotated part of the keys.
+Keys and values are projections of a latent. Where the latents of earlier steps are read, they are not materialized:
+the up-projection of keys is applied to queries, and the up-projection of values to the output of attention (weight
+absorption). So all heads attend to one vector per token: the latent and the rotated part of the keys. A backend may
+compute long prompts with materialized keys and values (`ExpandingBackend`).
 """
 
 from functools import partial
 
 import torch
 
-from tercet.kernels.attention.api import AttentionParams
+from tercet.kernels.attention.api import AttentionParams, LatentQueries
 from tercet.kernels.ops.quantized import dequantize
 from tercet.scheduler.models.config.latent_config import LatentConfig
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers.layer_ops import Batch, LatentQueries, NewLatents, OpsModule
+from tercet.scheduler.models.layers.layer_ops import Batch, NewLatents, OpsModule
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.linear import FusedLinear, RowParallelLinear
 from tercet.scheduler.models.layers.norms import RMSNorm
@@ -116,7 +117,6 @@ class LatentAttention(OpsModule):
         q_nope, q_pe = torch.split(q.view(len(x), self.heads, -1), [self.latent.nope_dim, self.latent.rope_dim], 2)
         w_uk, w_uv = self.kv_b_proj.by_head
         new = NewLatents(cached, self.kv_a_layernorm.value, positions, self.rotary.cache)
-        queries = LatentQueries(q_nope, q_pe, w_uk)
+        queries = LatentQueries(q_nope, q_pe, w_uk, w_uv)
         out = self.ops.attend_latents(batch, self.layer_id, queries, new, self.params)
-        out = torch.bmm(out.transpose(0, 1), w_uv.mT).transpose(0, 1)
         return self.o_proj.project_onto(out.flatten(1), residual, after)

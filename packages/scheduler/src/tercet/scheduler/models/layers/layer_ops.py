@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol, cast
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.attention.api import AttentionParams, NewTokens
+from tercet.kernels.attention.api import AttentionParams, LatentQueries, NewTokens
+from tercet.kernels.attention.latent import absorb_into, absorbed, values_of
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, add_lora
@@ -71,17 +72,17 @@ class CachedBatch(Batch, Protocol):
         """Attend with unrotated queries and new tokens. See `attend`."""
         ...
 
+    def expands(self, layer_id: int) -> bool:
+        """Return whether `attend_expanded` is available: for long prompts, over an `ExpandingBackend`."""
+        ...
+
+    def attend_expanded(self, layer_id: int, queries: LatentQueries, params: AttentionParams) -> torch.Tensor:
+        """Attend with rotated queries, and the new tokens' vectors already in the cache."""
+        ...
+
 
 Norms = tuple[torch.Tensor, torch.Tensor, float]
 """The weights of the norms of queries and keys, and their epsilon."""
-
-
-class LatentQueries(NamedTuple):
-    """Queries of latent attention."""
-
-    q_nope: torch.Tensor  # [tokens, heads, nope_dim]: multiplied by `w_uk`, then by latents
-    q_pe: torch.Tensor  # [tokens, heads, rope_dim]: before rotation
-    w_uk: torch.Tensor  # [heads, nope_dim, rank]: up-projection of keys
 
 
 class NewLatents(NamedTuple):
@@ -153,7 +154,7 @@ class LayerOps(Protocol):
     def attend_latents(
         self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, params: AttentionParams
     ) -> torch.Tensor:
-        """Normalize latents, rotate their keys, cache both, attend. Return [tokens, heads, rank]."""
+        """Rotate queries, normalize latents, rotate their keys, cache both, attend: [tokens, heads, value_dim]."""
         ...
 
     def gated_delta_rule(self, inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
@@ -204,9 +205,8 @@ class TorchLayerOps:
         rank = queries.w_uk.shape[2]
         q_pe, key = apply_rope(queries.q_pe, new.vectors[:, None, rank:], new.positions, new.table)
         vectors = torch.cat([rmsnorm(new.vectors[:, None, :rank], *new.norm), key], 2)
-        absorbed = torch.bmm(queries.q_nope.transpose(0, 1), queries.w_uk).transpose(0, 1)
-        q = torch.cat([absorbed, q_pe], 2)
-        return batch.attend(layer_id, q, vectors, vectors[..., :rank], params)
+        q = absorbed(queries._replace(q_pe=q_pe))
+        return values_of(batch.attend(layer_id, q, vectors, vectors[..., :rank], params), queries.w_uv)
 
 
 class TritonLayerOps:
@@ -261,12 +261,14 @@ class TritonLayerOps:
     ) -> torch.Tensor:
         """See `LayerOps.attend_latents`."""
         cached = cast("CachedBatch", batch)
-        q_nope, q_pe, w_uk = queries
+        q_nope, q_pe, w_uk, w_uv = queries
         cache, _, slots, _ = cached.cache_of(layer_id)
         q = q_nope.new_empty(*q_nope.shape[:2], new.vectors.shape[1])
-        torch.bmm(q_nope.transpose(0, 1), w_uk, out=q[..., : w_uk.shape[2]].transpose(0, 1))
         self._latent_rope_store(q, q_pe, *new, cache, slots)
-        return cached.attend_cached(layer_id, q, params)
+        if cached.expands(layer_id):
+            return cached.attend_expanded(layer_id, queries._replace(q_pe=q[..., w_uk.shape[2] :]), params)
+        absorb_into(q, q_nope, w_uk)
+        return values_of(cached.attend_cached(layer_id, q, params), w_uv)
 
 
 TORCH = TorchLayerOps()
