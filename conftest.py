@@ -106,6 +106,14 @@ def _trusted_certificates() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_modules() -> Iterator[None]:
+    """Keep modules and tests frozen where a scheduler changes weights: a collection of all of them takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print a table of the figures that tests measured; those of workers come with their reports."""
     reports = [report for some in terminalreporter.stats.values() for report in some]
