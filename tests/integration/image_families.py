@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,8 @@ import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava.processing_llava import LlavaProcessor
@@ -86,11 +88,14 @@ class Family:
     """Changes of `preprocessor` that are refused, and why."""
     refused_configs: Sequence[tuple[Mapping[str, Any], str]]
     """The same of config.json."""
+    text_config: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `text_config` beside those of `TEXT`."""
 
     def write(self, directory: Path, *, old_names: bool = False) -> Path:
         """Write the same checkpoint every time. `old_names` are the names of tensors of transformers 4."""
         kind = getattr(transformers, self.architecture)
-        config = kind.config_class(text_config={**TEXT, "model_type": self.text_type}, **self.config)
+        text = {**TEXT, "model_type": self.text_type, **self.text_config}
+        config = kind.config_class(text_config=text, **self.config)
         with torch.random.fork_rng():
             torch.manual_seed(7)
             model = kind(config)
@@ -100,7 +105,13 @@ class Family:
                 elif "vision" in name or "projector" in name or "connector" in name:
                     torch.nn.init.normal_(parameter, 0.0, 0.3)
                 elif name.endswith("embed_tokens.weight"):
-                    torch.nn.init.normal_(parameter, 0.0, 0.5)
+                    torch.nn.init.normal_(parameter, 0.0, 0.05 if "gemma" in self.text_type else 0.5)  # it is scaled
+            torch.nn.init.zeros_(model.lm_head.weight[FIRST_MARK:])  # no answer has tokens of images
+            for name, buffer in model.named_buffers():
+                if "std_" in name:
+                    torch.nn.init.normal_(buffer, 1.0, 0.3)
+                elif name.endswith(("put_min", "put_max")):
+                    buffer.fill_(1.5 if name.endswith("max") else -1.5)
         model.save_pretrained(directory, save_original_format=old_names)
         (directory / "preprocessor_config.json").write_text(json.dumps(self.preprocessor))
         write_tokenizer(directory)
@@ -378,7 +389,60 @@ def _smolvlm_family(name: str) -> Family:
     )
 
 
+def _of_gemma4(processor: Any, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+    out = processor(images=images, return_tensors="pt")
+    return {name: out[name] for name in ("pixel_values", "image_position_ids")}
+
+
+def _gemma4_text(height: int, width: int, _grid: tuple[int, int]) -> str:
+    processor: Any = SimpleNamespace(boi_token="<begin>", eoi_token="<end>", image_token="<image>")
+    counts = {"num_soft_tokens_per_image": [height * width // 12**2]}
+    return str(Gemma4Processor.replace_image_token(processor, counts, 0))
+
+
+def _gemma4_family(**vision: Any) -> Family:
+    return Family(
+        architecture="Gemma4ForConditionalGeneration",
+        config={
+            "vision_config": {
+                **VISION,
+                "model_type": "gemma4_vision",
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "patch_size": 4,
+                **vision,
+            },
+            "image_token_id": FIRST_MARK,
+            "boi_token_id": FIRST_MARK + 1,
+            "eoi_token_id": FIRST_MARK + 2,
+            "audio_config": None,
+        },
+        text_type="gemma4_text",
+        marks=("<image>", "<begin>", "<end>"),
+        preprocessor={"do_normalize": False, "patch_size": 4, "max_soft_tokens": 70},
+        inputs=_of_gemma4,
+        processor=Gemma4ImageProcessorPil,
+        text=_gemma4_text,
+        refused=[
+            ({"patch_size": 8}, "patch_size 8 is not the one of config.json, 4"),
+            ({"pooling_kernel_size": 2}, "pooling_kernel_size 2 is not the one of config.json, 3"),
+            ({"max_soft_tokens": 71}, "max_soft_tokens 71 is not one of 70"),
+            ({"do_normalize": True}, "do_normalize True is not supported"),
+        ],
+        refused_configs=[({"image_token_id": 200}, "tokenizer.json lacks the tokens of images")],
+        text_config={
+            "vocab_size_per_layer_input": TEXT["vocab_size"],
+            "hidden_size_per_layer_input": 8,
+            "global_head_dim": 24,
+            "sliding_window": 30,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "pad_token_id": 7,
+        },
+    )
+
+
 FAMILIES = {
+    "Gemma 4": _gemma4_family(use_clipped_linears=True, standardize=True),
     "Idefics3": _smolvlm_family("Idefics3"),
     "SmolVLM": _smolvlm_family("SmolVLM"),
     "InternVL": _internvl_family("qwen2", -1, use_mean_pooling=False, norm_type="rms_norm", use_qk_norm=True),

@@ -15,6 +15,10 @@ from PIL import Image, ImageOps
 from transformers.image_utils import ChannelDimension, SizeDict
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import (
+    Gemma4ImageProcessorPil,
+    get_aspect_ratio_preserving_size,
+)
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import (
     PixtralImageProcessorPil,
@@ -32,6 +36,7 @@ from tercet.protocol.messages.media import (
     AspectTiles,
     CenterCrop,
     EdgeTiles,
+    FilledPixels,
     FixedSize,
     ImageFormat,
     ImageSize,
@@ -80,6 +85,29 @@ def test_the_array_of_pixtral_equals_that_of_transformers(name: str) -> None:
     processor = PixtralImageProcessorPil(size={"longest_edge": 80}, patch_size={"height": 14, "width": 14})
     [expected] = expected_of(name, processor, **AS_THEY_ARE)["pixel_values"]
     np.testing.assert_array_equal(array_of(decoded(name, LongestEdge(max_edge=80), 14, 3)), expected)
+
+
+@pytest.mark.parametrize("tokens", [70, 280])
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_array_of_gemma_4_equals_that_of_transformers(name: str, tokens: int) -> None:
+    processor = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=tokens, do_rescale=False)
+    found = decoded(name, FilledPixels(max_pixels=tokens * 12**2), 12, 3)
+    array = array_of(found)
+    rows, columns = found.height // 4, found.width // 4
+    patches = array.reshape(3, rows, 4, columns, 4).transpose(1, 3, 2, 4, 0).reshape(rows * columns, -1)
+    expected = expected_of(name, processor)
+    np.testing.assert_array_equal(patches, expected["pixel_values"][0][: rows * columns])
+    assert expected["num_soft_tokens_per_image"][0] * 9 == rows * columns
+
+
+@given(height=st.integers(1, 3000), width=st.integers(1, 3000), tokens=st.sampled_from([70, 140, 1120]))
+def test_sizes_of_gemma_4_equal_those_of_transformers(height: int, width: int, tokens: int) -> None:
+    expected = get_aspect_ratio_preserving_size(height, width, 16, tokens * 9, 3)
+    size = FilledPixels(max_pixels=tokens * 48**2)
+    assert array_size(height, width, size, 48) == expected
+    form = ImageFormat(size=size, patch=48, resample=3, marker="", token="", token_id=0, max_tokens=tokens)
+    assert form.fits(*expected)
+    assert form.embeddings(*expected) <= tokens
 
 
 @pytest.mark.parametrize("edge", [56, 30])

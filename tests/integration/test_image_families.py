@@ -15,7 +15,7 @@ from tercet.scheduler.models.vision.wrappers import image_model
 from tests.integration.image_families import FAMILIES, FIRST_MARK, SIZES, Family, Parts, Reference, Run
 
 of_each_tower = pytest.mark.parametrize(
-    "family", ["Mistral 3", "LLaVA", "InternVL", "SmolVLM"], indirect=True, scope="module"
+    "family", ["Mistral 3", "LLaVA", "InternVL", "SmolVLM", "Gemma 4"], indirect=True, scope="module"
 )
 """Tests that need no second family with the same code."""
 

@@ -2,7 +2,7 @@
 
 import math
 
-from tercet.protocol.messages.media import AspectTiles, FixedSize, LongestEdge, PixelRange
+from tercet.protocol.messages.media import AspectTiles, FilledPixels, FixedSize, LongestEdge, PixelRange
 
 Size = tuple[int, int]
 
@@ -14,7 +14,7 @@ class AspectRatioError(ValueError):
     """Image with one side much longer than the other."""
 
 
-def array_size(height: int, width: int, size: FixedSize | PixelRange | LongestEdge, patch: int) -> Size:
+def array_size(height: int, width: int, size: FixedSize | PixelRange | LongestEdge | FilledPixels, patch: int) -> Size:
     """Return the size of an image that is resized once: multiples of `patch`. Raises AspectRatioError."""
     match size:
         case FixedSize():
@@ -25,6 +25,8 @@ def array_size(height: int, width: int, size: FixedSize | PixelRange | LongestEd
         case LongestEdge():
             _check_ratio(height, width)
             return _below(height, width, size.max_edge, patch)
+        case FilledPixels():
+            return _filling(height, width, size.max_pixels, patch)
 
 
 def _check_ratio(height: int, width: int) -> None:
@@ -53,6 +55,18 @@ def _below(height: int, width: int, max_edge: int, patch: int) -> Size:
     if ratio > 1:
         height, width = math.floor(height / ratio), math.floor(width / ratio)
     return max(1, math.ceil(height / patch)) * patch, max(1, math.ceil(width / patch)) * patch
+
+
+def _filling(height: int, width: int, max_pixels: int, patch: int) -> Size:
+    """Return a size of nearly `max_pixels`, by the rule of Gemma 4's image processor."""
+    factor = math.sqrt(max_pixels / (height * width))
+    rows, columns = math.floor(factor * height / patch), math.floor(factor * width / patch)
+    longest = max_pixels // patch**2
+    if not rows:
+        rows, columns = 1, min(width // height, longest)
+    elif not columns:
+        rows, columns = min(height // width, longest), 1
+    return rows * patch, columns * patch
 
 
 def shortest_edge_size(height: int, width: int, edge: int) -> Size:

@@ -23,6 +23,12 @@ class LongestEdge(msgspec.Struct, frozen=True, kw_only=True, tag="longest_edge")
     max_edge: int
 
 
+class FilledPixels(msgspec.Struct, frozen=True, kw_only=True, tag="filled"):
+    """Size of as many pixels as `max_pixels` allows, also for a smaller image."""
+
+    max_pixels: int
+
+
 class CenterCrop(msgspec.Struct, frozen=True, kw_only=True, tag="crop"):
     """Fixed size: the center of an image whose shorter side is resized to `shortest_edge`, with a black margin where it
     is too small.
@@ -55,7 +61,7 @@ class EdgeTiles(msgspec.Struct, frozen=True, kw_only=True, tag="edge_tiles"):
     longest_edge: int
 
 
-ImageSize = FixedSize | PixelRange | LongestEdge | CenterCrop | AspectTiles | EdgeTiles
+ImageSize = FixedSize | PixelRange | LongestEdge | FilledPixels | CenterCrop | AspectTiles | EdgeTiles
 
 
 class TileTexts(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +124,7 @@ class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
                 return (height, width) == (fixed.height, fixed.width)
             case AspectTiles() | EdgeTiles() as tiles:
                 return width == tiles.tile and height > 0 and height % tiles.tile == 0
-            case PixelRange() | LongestEdge():
+            case PixelRange() | LongestEdge() | FilledPixels():
                 return all(side > 0 and side % self.patch == 0 for side in (height, width))
 
     def embeddings(self, height: int, width: int) -> int:

@@ -15,6 +15,7 @@ from tercet.protocol.messages.media import (
     AspectTiles,
     CenterCrop,
     EdgeTiles,
+    FilledPixels,
     FixedSize,
     ImageFormat,
     ImageInput,
@@ -61,7 +62,7 @@ def _largest(form: ImageFormat) -> tuple[int, int]:
             return (size.max_tiles + 1) * size.tile, size.tile
         case EdgeTiles() as size:
             return (math.ceil(size.longest_edge / size.tile) ** 2 + 1) * size.tile, size.tile
-        case PixelRange() as size:
+        case PixelRange() | FilledPixels() as size:
             side = math.isqrt(size.max_pixels)
         case LongestEdge() as size:
             side = size.max_edge

@@ -108,6 +108,8 @@ class ModelConfig(DecoderShape):
     """Elements of the input that each layer has of its own; 0 for none."""
     layer_input_vocab: int = 0
     """Tokens with embeddings for these inputs."""
+    layer_input_padding: int = 0
+    """Token whose embedding for these inputs an image's tokens have."""
     learned_positions: int = 0
     """Positions with an embedding; 0 for none."""
     embedding_scale: float = 1.0

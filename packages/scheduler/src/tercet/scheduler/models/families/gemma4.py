@@ -29,6 +29,7 @@ from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.layers.norms import FloatNorm, RMSNorm, WeightlessNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter, rounded
 from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.vision import wrappers
 
 
 class Gemma4Mixture(MixtureOfExperts):
@@ -188,6 +189,7 @@ def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
         wide_sharing_mlps=fields.flag("use_double_wide_mlp"),
         layer_input_size=fields.count("hidden_size_per_layer_input", least=0),
         layer_input_vocab=own_vocab,
+        layer_input_padding=fields.count("pad_token_id", 0, least=0),
         moe=_experts(config, fields) if fields.flag("enable_moe_block") else None,
     )
 
@@ -252,8 +254,8 @@ FAMILIES = (
         fields=field_table(
             WINDOWS + "attention_bias attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim "
             "hidden_activation hidden_size_per_layer_input moe_intermediate_size num_experts "
-            "num_global_key_value_heads num_kv_shared_layers per_layer_config top_k_experts use_double_wide_mlp "
-            "vocab_size_per_layer_input",
+            "num_global_key_value_heads num_kv_shared_layers pad_token_id per_layer_config top_k_experts "
+            "use_double_wide_mlp vocab_size_per_layer_input",
             without_effect={"hidden_act": NOT_READ},
             refused={
                 "use_bidirectional_attention": Refused(
@@ -264,6 +266,7 @@ FAMILIES = (
         windows=Windows(usual=512, pattern=lambda _, layers: [True] * layers),
         normalize=_normalize,
         adapt=_adapt,
+        images=wrappers.image_model,
         not_native="native kernels normalize no values",
     ),
 )

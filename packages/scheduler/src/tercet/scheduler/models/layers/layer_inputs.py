@@ -23,7 +23,7 @@ class LayerInputDecoder(Decoder):
     ) -> None:
         super().__init__(config, shard, layer, norm)
         size, dtype = config.layer_input_size, config.dtype
-        self._size = size
+        self._size, self._padding = size, config.layer_input_padding
         self._scale = rounded(size**0.5, dtype)
         self._root = config.hidden_size**-0.5
         if size:
@@ -34,6 +34,9 @@ class LayerInputDecoder(Decoder):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the hidden states [tokens, hidden] of input ids [tokens]."""
         x: torch.Tensor = self.embed_tokens(input_ids)
+        if batch.replaced is not None:
+            x = x.index_copy(0, batch.replaced.places, batch.replaced.vectors.to(x.dtype))
+            input_ids = input_ids.index_fill(0, batch.replaced.places, self._padding)
         own = self.layer_inputs(input_ids, x) if self._size else [None] * len(self.layers)
         residual: torch.Tensor | None = None
         for layer, each in zip(self.layers, own, strict=True):

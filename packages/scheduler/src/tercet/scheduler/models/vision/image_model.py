@@ -90,14 +90,19 @@ def load_tower(model: ImageModel, directory: Path, dtype: torch.dtype, device: t
     with _parameters_on_meta():
         tower = model.build().eval()
     missing = {name for name, _ in tower.named_parameters()}
+    buffers = {name: tensor for name, tensor in tower.state_dict().items() if name not in missing}
     for path in weight_files(directory):
         header = read_header(path)
         with open_tensors(path) as file:
             for stored in header:
                 if (here := model.name_here(stored)) is None:
                     continue
-                if here not in missing or not _fits(header[stored].shape, tower.get_parameter(here).shape):
+                place = buffers[here] if here in buffers else tower.get_parameter(here) if here in missing else None
+                if place is None or not _fits(header[stored].shape, place.shape):
                     raise ModelError(f"{directory}: the tensor {stored!r} does not fit the vision tower of config.json")
+                if here in buffers:
+                    place.copy_(file.get_tensor(stored).to(dtype))
+                    continue
                 missing.remove(here)
                 _set(tower, here, file.get_tensor(stored), dtype)
     if missing:
