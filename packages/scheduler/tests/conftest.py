@@ -172,6 +172,24 @@ _GEMMA4 = {
     "final_logit_softcapping": 9.0,
     "pad_token_id": None,
 }
+_GEMMA3N = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "intermediate_size": [88, 40, 88, 56, 88, 72],
+    "head_dim": 12,
+    "sliding_window": 7,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 300,
+    "altup_num_inputs": 3,
+    "altup_active_idx": 1,
+    "laurel_rank": 10,
+    "activation_sparsity_pattern": [0.9, 0.0, 0.6, 0.0, 0.8, 0.0],
+    "rope_parameters": _LOCAL,
+    "tie_word_embeddings": False,
+    "final_logit_softcapping": 9.0,
+    "pad_token_id": None,
+}
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3Moe",
@@ -219,6 +237,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm_flash_moe": ("Glm4MoeLite", {**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 20}),
     "gemma4": ("Gemma4Text", _GEMMA4),
+    "gemma3n": ("Gemma3nText", _GEMMA3N),
     "mimo_v2": (
         "MiMoV2Flash",
         {
@@ -580,7 +599,7 @@ def old_form(directory: Path, target: Path) -> Path:
 
 
 ALL = [*FAMILIES, *MIXTURES]
-NEW = ["gemma4", "gemma4_moe", "mimo_v2", "mistral4"]
+NEW = ["gemma3n", "gemma4", "gemma4_moe", "mimo_v2", "mistral4"]
 """Those without configs in the form of transformers 4."""
 SHARDED = ["llama/sharded", "llama_tied/sharded", "mixtral/sharded"]
 
@@ -618,7 +637,7 @@ def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -
     return checkpoints(request.param)
 
 
-NOT_NATIVE = ["gemma4", "gemma4_moe", "llama4", "mimo_v2", "ministral3", "minimax_m2", "olmoe", *LATENT]
+NOT_NATIVE = ["gemma3n", "gemma4", "gemma4_moe", "llama4", "mimo_v2", "ministral3", "minimax_m2", "olmoe", *LATENT]
 """Those whose decoder native kernels do not run whole."""
 
 

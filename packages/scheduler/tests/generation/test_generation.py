@@ -46,7 +46,7 @@ FAMILIES = [
     "deepseek_v3",
 ]
 HYBRID = [*HYBRIDS]
-OTHERS = ["ministral3", "llama4", "gemma4", "gemma4_moe", "mimo_v2", "mistral4"]
+OTHERS = ["ministral3", "llama4", "gemma3n", "gemma4", "gemma4_moe", "mimo_v2", "mistral4"]
 """Families whose layers differ in more than their weights: each case of those above, in one test."""
 
 WITH_EXPERTS = [

@@ -78,6 +78,27 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Ernie4_5ForCausalLM": ("ernie4_5", {"use_bias": True}),
     "Gemma2ForCausalLM": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 2.0}),
     "Gemma3ForCausalLM": ("gemma3_text", {**_GEMMA, "rope_parameters": _LOCAL}),
+    "Gemma3nForCausalLM": (
+        "gemma3n_text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_act": LEFT_OUT,
+            "rope_parameters": _LOCAL,
+            "sliding_window": 5,
+            "attention_bias": True,
+            "final_logit_softcapping": 3.0,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": 40,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "laurel_rank": 5,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.7, 0.0],
+        },
+    ),
     "Gemma4ForCausalLM": (
         "gemma4_text",
         {

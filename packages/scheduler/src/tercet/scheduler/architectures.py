@@ -18,9 +18,10 @@ MODULES = {
     "Ernie4_5ForCausalLM": "llama",
     "Ernie4_5Model": "llama",
     "FalconH1ForCausalLM": "recurrent/falcon_h1",
-    "Gemma2ForCausalLM": "gemma",
-    "Gemma3ForCausalLM": "gemma",
-    "Gemma4ForCausalLM": "gemma4",
+    "Gemma2ForCausalLM": "gemma/gemma",
+    "Gemma3ForCausalLM": "gemma/gemma",
+    "Gemma3nForCausalLM": "gemma/gemma3n",
+    "Gemma4ForCausalLM": "gemma/gemma4",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "deepseek",
     "GlmForCausalLM": "glm",
@@ -80,6 +81,7 @@ that has only that is an encoder.
 _KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 WRAPPERS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Gemma3nForConditionalGeneration": {"gemma3n_text": "Gemma3nForCausalLM"},
     "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
     "Idefics3ForConditionalGeneration": {"llama": "LlamaForCausalLM"},
     "InternVLForConditionalGeneration": {

@@ -24,6 +24,11 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
         ("gemma4", "rope_scaling", YARN),
         ("gemma4", "vocab_size_per_layer_input", 100),
         ("mistral4", "head_dim", 6),
+        ("gemma3n", "altup_active_idx", 3),
+        ("gemma3n", "activation_sparsity_pattern", [0.5]),
+        ("gemma3n", "activation_sparsity_pattern", [1.0] * 6),
+        ("gemma3n", "intermediate_size", [88, 40]),
+        ("gemma3n", "num_kv_shared_layers", 6),
     ],
 )
 def test_a_field_that_would_change_answers_is_refused(

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
+from packages.scheduler.tests.models.families.test_families import Paged, load, some_tokens
 from packages.scheduler.tests.models.test_hugging_face import SHAPE, assert_alike, expected, generate, options
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.families.gemma import GemmaLayer
+from tercet.scheduler.models.families.gemma.gemma import GemmaLayer
 from tercet.scheduler.models.registry import load_config, parse_config
 
 TEXT = {
@@ -171,3 +173,17 @@ def test_modules_are_our_own(made: Callable[[str], Path]) -> None:
         assert is_own(worker)
         assert load_config(made(name)).layers == 4
         worker.close()
+
+
+def test_the_text_model_of_a_gemma_3n_that_sees_and_hears(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    plain = checkpoints("gemma3n")
+    tensors = load_file(plain / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model.", 1): each for name, each in tensors.items()}
+    towers = {f"model.{tower}.weight": torch.ones(2) for tower in ("vision_tower.x", "audio_tower.x", "embed_vision.x")}
+    save_file(renamed | towers, tmp_path / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": config, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = some_tokens(20, 2)
+    [wanted], [found] = (Paged(load(directory), 1).step((0, tokens)) for directory in (plain, tmp_path))
+    assert torch.equal(found, wanted)

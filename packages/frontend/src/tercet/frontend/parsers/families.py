@@ -88,7 +88,13 @@ FAMILIES = (
         "Mistral Small 3.2, Ministral 3", "mistral", None, "mistralai/Mistral-Small-3.2-24B-Instruct-2506", _MISTRAL3
     ),
     Family("Magistral", "mistral", "mistral", "mistralai/Magistral-Small-2509", (*_MISTRAL3, "Mistral4ForCausalLM")),
-    Family("Gemma 2, Gemma 3", None, None, "google/gemma-3-4b-it", ("Gemma2ForCausalLM", *_GEMMA3)),
+    Family(
+        "Gemma 2, Gemma 3, Gemma 3n",
+        None,
+        None,
+        "google/gemma-3-4b-it",
+        ("Gemma2ForCausalLM", *_GEMMA3, "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+    ),
     Family("FunctionGemma", "functiongemma", None, "google/functiongemma-270m-it", _GEMMA3),
     Family("Gemma 4", "gemma4", "gemma4", "google/gemma-4-31B-it", _GEMMA4),
     Family("Phi-3, Phi-3.5, Phi-4", None, None, "microsoft/phi-4", _PHI),

@@ -10,6 +10,7 @@ import torch
 
 from tercet.scheduler.device.devices import slow_dtype
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
+from tercet.scheduler.models.config.altup_config import AltUpConfig
 from tercet.scheduler.models.config.config_fields import wrong
 from tercet.scheduler.models.config.latent_config import LatentConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
@@ -110,6 +111,8 @@ class ModelConfig(DecoderShape):
     """Tokens with embeddings for these inputs."""
     layer_input_padding: int = 0
     """Token whose embedding for these inputs an image's tokens have."""
+    altup: AltUpConfig | None = None
+    """Several hidden states for each token, one of which a layer computes with."""
     learned_positions: int = 0
     """Positions with an embedding; 0 for none."""
     embedding_scale: float = 1.0

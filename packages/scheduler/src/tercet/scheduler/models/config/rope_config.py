@@ -19,7 +19,7 @@ HONOURED_ROPE = names(
     "partial_rotary_factor "
     "rope_theta rope_type short_factor sliding_attention truncate type"
 )
-"""Keys of `rope_parameters` that are read here or in `families/gemma.py`."""
+"""Keys of `rope_parameters` that are read here or in `families/gemma/gemma.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

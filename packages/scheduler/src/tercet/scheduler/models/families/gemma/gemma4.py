@@ -18,7 +18,7 @@ from tercet.scheduler.models.config.field_support import NOT_READ, WINDOWS, Refu
 from tercet.scheduler.models.config.model_config import HeadShape, ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.config.rope_config import parse_rope
-from tercet.scheduler.models.families.gemma import TANH_GELU, GemmaLayer
+from tercet.scheduler.models.families.gemma.gemma import TANH_GELU, GemmaLayer, shared_caches
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers.layer_inputs import LayerInputDecoder
@@ -184,7 +184,7 @@ def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
         attention_scale=1.0,
         logit_softcap=fields.number("final_logit_softcapping") if fields.has("final_logit_softcapping") else 0.0,
         own_heads=_own_heads(config, fields),
-        shared_caches=_shared_caches(config, fields),
+        shared_caches=shared_caches(config, fields),
         keys_as_values=fields.flag("attention_k_eq_v"),
         wide_sharing_mlps=fields.flag("use_double_wide_mlp"),
         layer_input_size=fields.count("hidden_size_per_layer_input", least=0),
@@ -218,18 +218,6 @@ def _own_heads(config: ModelConfig, fields: Fields) -> dict[int, HeadShape]:
     if len({*found.values()}) > 1:
         raise wrong("per_layer_config", "layers with full attention have one shape")
     return found
-
-
-def _shared_caches(config: ModelConfig, fields: Fields) -> dict[int, int]:
-    """Return the last layers, and for each the last layer of its kind before them all."""
-    first = config.layers - fields.count("num_kv_shared_layers", 0, least=0)
-    kinds = [bool(config.window_of(layer)) for layer in range(config.layers)]
-    if first < 1 or {*kinds[:first]} != {*kinds}:
-        raise wrong("num_kv_shared_layers", f"leaves no layer of some kind before layer {first}")
-    return {
-        layer: max(other for other in range(first) if kinds[other] == kinds[layer])
-        for layer in range(first, config.layers)
-    }
 
 
 def _experts(config: ModelConfig, fields: Fields) -> MoeConfig:

@@ -121,7 +121,7 @@ TANH_GELU = "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu
 
 
 def _normalize_gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
-    return _with_defaults(config, _GEMMA2, lambda _: 2)
+    return with_defaults(config, _GEMMA2, lambda _: 2)
 
 
 def _normalize_gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,11 +129,11 @@ def _normalize_gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Those of layers with a window are in `local_rope`, as a config by itself.
     """
-    plain = _with_defaults(config, _GEMMA3, lambda fields: fields.count("sliding_window_pattern", 6))
-    return plain | _ropes(plain)
+    plain = with_defaults(config, _GEMMA3, lambda fields: fields.count("sliding_window_pattern", 6))
+    return plain | ropes_of(plain)
 
 
-def _with_defaults(
+def with_defaults(
     config: Mapping[str, Any], defaults: Mapping[str, Any], every: Callable[[Fields], int]
 ) -> dict[str, Any]:
     """Return the config in the format of other families. By default, every `every`th layer has full attention."""
@@ -148,7 +148,7 @@ def _with_defaults(
     return plain
 
 
-def _ropes(plain: Mapping[str, Any]) -> dict[str, Any]:
+def ropes_of(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return `rope_parameters` of Gemma 3's full-attention layers, and `local_rope` of those with a window."""
     said = plain.get("rope_parameters", {})
     if not isinstance(said, dict) or said.keys() - _BASES.keys():
@@ -173,16 +173,28 @@ def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
         local_rope=None if local is None else parse_rope(local, ConfigDefaults()),
         embedding_scale=config.hidden_size**0.5,
         attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
-        softcap=_cap(fields, "attn_logit_softcapping"),
-        logit_softcap=_cap(fields, "final_logit_softcapping"),
+        softcap=cap(fields, "attn_logit_softcapping"),
+        logit_softcap=cap(fields, "final_logit_softcapping"),
     )
 
 
-def _cap(fields: Fields, name: str) -> float:
+def shared_caches(config: ModelConfig, fields: Fields, usual: int = 0) -> dict[int, int]:
+    """Return the last layers, `usual` by default, and for each the last layer of its kind before them all."""
+    first = config.layers - fields.count("num_kv_shared_layers", usual, least=0)
+    kinds = [bool(config.window_of(layer)) for layer in range(config.layers)]
+    if first < 1 or {*kinds[:first]} != {*kinds}:
+        raise wrong("num_kv_shared_layers", f"leaves no layer of some kind before layer {first}")
+    return {
+        layer: max(other for other in range(first) if kinds[other] == kinds[layer])
+        for layer in range(first, config.layers)
+    }
+
+
+def cap(fields: Fields, name: str) -> float:
     return fields.number(name) if fields.has(name) else 0.0
 
 
-_WINDOWS = Windows(usual=4096, pattern=every_second_layer)  # `_with_defaults` has set `layer_types`
+_WINDOWS = Windows(usual=4096, pattern=every_second_layer)  # `with_defaults` has set `layer_types`
 FAMILIES = (
     ModelFamily(
         architectures=("Gemma2ForCausalLM",),
