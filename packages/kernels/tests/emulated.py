@@ -23,25 +23,25 @@ OPTIONS = ["-O1"]  # compiles in a third of the time
 def emulated_library(level: str, folder: Path) -> Library:
     """Raises UnavailableBackendError if this level cannot be emulated here.
 
-    The first caller of all that share a folder, in whatever process, compiles what they need into it.
+    The first caller of all that share a folder, in whatever process, compiles the level into it.
     """
     best = best_level()
     if level not in EMULATED or LEVELS.index(best) < LEVELS.index(BASE):
         raise UnavailableBackendError(f"{level} is not to be had in {best}")
-    build_once(folder)
+    build_once(level, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "best_level", lambda _: level)
         return Library(level, folder)
 
 
-def build_once(folder: Path) -> None:
+def build_once(level: str, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    flags = [*FLAGS[BASE], *OPTIONS, "-include", str(HEADER)]
+    flags = [*FLAGS[BASE], *OPTIONS, "-include", str(HEADER), *EMULATED[level]]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if any(folder.glob("*.so")):
+        if any(folder.glob(f"*_{level}.so")):
             return
         complaints: list[str] = []
-        build(SOURCES, folder, complaints.append, {level: [*flags, *own] for level, own in EMULATED.items()})
+        build(SOURCES, folder, complaints.append, {level: flags})
         if complaints:
             raise UnavailableBackendError("\n".join(complaints))
