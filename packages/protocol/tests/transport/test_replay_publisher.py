@@ -65,17 +65,20 @@ def received_after_subscription(source: ReplayPublisher, socket: Any) -> tuple[i
 
 @pytest.mark.parametrize("path", [(), (b"",)])
 def test_a_subscriber_asks_for_those_that_it_missed(tmp_path: Path, path: tuple[bytes, ...]) -> None:
-    with publisher(tmp_path) as source, client(zmq.SUB, source.endpoint) as subscriber:
+    with publisher(tmp_path) as source, client(zmq.DEALER, source.replay_endpoint) as missing:
         assert source.submit(b"first")
-        number, payload = received_after_subscription(source, subscriber)
+        deadline = time.monotonic() + 10
+        while replayed(missing, 0, *path) != [(0, b"FIRST")]:
+            assert time.monotonic() < deadline
+        with client(zmq.SUB, source.endpoint) as subscriber:
+            number, payload = received_after_subscription(source, subscriber)
         assert payload == b"AGAIN"
         assert number > 0
-        with client(zmq.DEALER, source.replay_endpoint) as missing:
-            assert replayed(missing, 0, *path)[: number + 1] == [
-                (0, b"FIRST"),
-                *((later, b"AGAIN") for later in range(1, number + 1)),
-            ]
-            assert replayed(missing, 10**9, *path) == []
+        assert replayed(missing, 0, *path)[: number + 1] == [
+            (0, b"FIRST"),
+            *((later, b"AGAIN") for later in range(1, number + 1)),
+        ]
+        assert replayed(missing, 10**9, *path) == []
 
 
 @pytest.mark.parametrize("bound", [{"buffer_steps": 3}, {"buffer_bytes": 3}], ids=["messages", "bytes"])
