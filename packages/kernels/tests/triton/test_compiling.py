@@ -238,6 +238,7 @@ def test_products_of_other_numbers_of_rows_compile_nothing_again(compiling: Fork
     names = [name for name in compiled(compiling, PRODUCTS) if name != "gated_kernel"]
     expected = {"add_splits_kernel": 1, "assign_rows_kernel": 3, "count_pairs_kernel": 1, "dequantize_kernel": 3}
     expected |= {"grouped_gemm_kernel": 6, "quantized_linear_kernel": 3, "quantized_gemv_kernel": 2}
+    expected |= {"scaled_experts_up_kernel": 1, "scaled_experts_down_kernel": 1}
     assert Counter(names) == expected, (
         "of every kind, and for few and for many rows; those in int4, and experts of many rows, are unpacked first"
     )

@@ -19,8 +19,10 @@ INSTRUCTIONS = {
     "round rows in blocks": 570,
     "round normed rows, int8": 680,
     "scale sums, int8, a bias": 135,
-    "moe, long prefill": 1600,
+    "moe, long prefill": 1250,
     "moe, mxfp4, prefill": 1600,
+    "moe, fp8, few": 740,
+    "moe, int4, few": 860,
 }
 """Most instructions of any kernel of a case, on any of the architectures."""
 

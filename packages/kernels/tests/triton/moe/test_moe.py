@@ -12,6 +12,7 @@ from tercet.kernels.triton.linear.dequantize import dequantize
 from tercet.kernels.triton.moe import moe
 from tercet.kernels.triton.moe import moe_gemv as full_expert_rows
 from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
+from tercet.kernels.triton.moe import moe_gemv_scaled as scaled_rows
 from tercet.kernels.triton.moe.moe import fused_moe
 from tercet.kernels.triton.moe.moe_align import moe_align
 from tercet.kernels.triton.moe.route import route
@@ -130,6 +131,63 @@ def test_few_tokens_with_every_tiling(tiling: Tiling, device: torch.device) -> N
     actual = expert_rows.few_tokens(*given, *projections, gate="clamped", biases=biases, tiling=tiling)
     expected = reference.fused_moe(*given, *projections, gate="clamped", biases=biases)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+SCALED: list[tuple[Format, tuple[int, int]]] = [
+    ("fp8", (1, 1 << 30)),
+    ("fp8", (64, 128)),
+    ("int8", (1, 1 << 30)),
+    ("int4", (1, 32)),
+    ("int4", (1, 128)),
+]
+
+
+@pytest.mark.parametrize("form", SCALED)
+@pytest.mark.parametrize(("tokens", "top_k", "sizes"), [(2, 4, (256, 384)), (1, 3, (640, 128)), (1, 1, (1280, 128))])
+@pytest.mark.parametrize("biased", [False, True])
+def test_few_tokens_of_scaled_experts(
+    form: tuple[Format, tuple[int, int]],
+    tokens: int,
+    top_k: int,
+    sizes: tuple[int, int],
+    biased: bool,
+    device: torch.device,
+) -> None:
+    """Of one expert for a token, three and four, of rows that are no whole pieces."""
+    (hidden, size), count = sizes, 5
+    gate_up, down = (
+        reference.QuantizedExperts(quantize(torch.randn(count * n, k, device=device) / k**0.5, *form), count)
+        for n, k in ((2 * size, hidden), (hidden, size))
+    )
+    biases = reference.ExpertBiases(
+        torch.randn(count, 2 * size, device=device), torch.randn(count, hidden, device=device)
+    )
+    routed = reference.route(torch.randn(tokens, count, device=device), Routing(top_k=top_k, renormalize=True))
+    given = (torch.randn(tokens, hidden, device=device), *routed, gate_up, down)
+    assert scaled_rows.few(routed[1], gate_up, down)
+    added = biases if biased else None
+    actual, expected = (op(*given, gate="silu", biases=added) for op in (fused_moe, reference.fused_moe))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tiling", scaled_rows.TILINGS)
+def test_scaled_experts_with_every_tiling(tiling: Tiling, device: torch.device) -> None:
+    gate_up, down = (
+        reference.QuantizedExperts(quantize(torch.randn(3 * n, k, device=device) / 16, "fp8", (1, k)), 3)
+        for n, k in ((2 * 128, 512), (512, 128))
+    )
+    routed = reference.route(torch.randn(1, 3, device=device), Routing(top_k=2, renormalize=True))
+    given = (torch.randn(1, 512, device=device), *routed, gate_up, down)
+    actual = scaled_rows.few_tokens(*given, gate="silu", biases=(None, None), tiling=tiling)
+    torch.testing.assert_close(actual, reference.fused_moe(*given), rtol=1e-4, atol=1e-4)
+
+
+def test_many_pairs_of_scaled_experts_are_sorted() -> None:
+    weight = reference.QuantizedExperts(quantize(torch.randn(256, 128), "int8", (1, 128)), 2)
+    assert scaled_rows.few(torch.zeros(4, 4), weight, weight)
+    assert not scaled_rows.few(torch.zeros(17, 1), weight, weight)
+    short = reference.QuantizedExperts(quantize(torch.randn(256, 192), "int8", (1, 192)), 2)
+    assert not scaled_rows.few(torch.zeros(1, 1), weight, short)
 
 
 @pytest.mark.parametrize(("tokens", "top_k", "sizes"), [(2, 4, (1056, 6)), (1, 3, (10, 1100)), (16, 1, (64, 33))])

@@ -152,14 +152,11 @@ def _left(there, left, GROUPS: tl.constexpr, RAGGED: tl.constexpr):
 
 
 @triton.jit
-def quantized_gemv_kernel(
+def row_sums(
     x_ptr,  # [SIZE]
-    words_ptr,  # int32 [outputs, SIZE / codes in 4 bytes], or of [2 * outputs, ...] with a GATE, gates first
+    words_ptr,
     scales_ptr,
     zeros_ptr,
-    bias_ptr,
-    residual_ptr,  # [outputs], added to the outputs
-    out_ptr,  # [outputs]
     outputs,
     SIZE: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -167,12 +164,12 @@ def quantized_gemv_kernel(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     GATE: tl.constexpr,
-    EVEN: tl.constexpr,  # every program has all of its rows
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,  # number of groups of 8 bytes read at a time from one row
+    GROUPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute the outputs of ROWS rows of the weight. A thread reads a group at once; its columns share a scale."""
+    """Multiply a row of inputs by the ROWS rows of this program: float32 [ROWS]. Parameters are those of the kernel."""
     COLUMNS: tl.constexpr = 16 if FORMAT == "int4" else 8  # of a group
     EACH: tl.constexpr = SCALE_COLUMNS // COLUMNS  # groups that share a scale
     PIECES: tl.constexpr = SIZE // COLUMNS
@@ -210,6 +207,35 @@ def quantized_gemv_kernel(
         out *= tl.load(scales_ptr + row.to(tl.int64) // SCALE_ROWS * STRIDE_SCALES, mask=there, other=0.0)
     if FORMAT == "fp8":
         out *= _E4M3_STEP
+    return out
+
+
+@triton.jit
+def quantized_gemv_kernel(
+    x_ptr,  # [SIZE]
+    words_ptr,  # int32 [outputs, SIZE / codes in 4 bytes], or of [2 * outputs, ...] with a GATE, gates first
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    residual_ptr,  # [outputs], added to the outputs
+    out_ptr,  # [outputs]
+    outputs,
+    SIZE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    STRIDE_SCALES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    GATE: tl.constexpr,
+    EVEN: tl.constexpr,  # every program has all of its rows
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,  # number of groups of 8 bytes read at a time from one row
+    PDL: tl.constexpr,
+):
+    """Compute the outputs of ROWS rows of the weight. A thread reads a group at once; its columns share a scale."""
+    out = row_sums(
+        x_ptr, words_ptr, scales_ptr, zeros_ptr, outputs,
+        SIZE, FORMAT, STRIDE_SCALES, SCALE_ROWS, SCALE_COLUMNS, GATE, EVEN, ROWS, GROUPS, PDL,
+    )  # fmt: skip
     store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
 
 
@@ -219,7 +245,7 @@ def supports_gemv(x: torch.Tensor, weight: QuantizedWeight) -> bool:
     return weight.format != "mxfp4" and x.numel() == k and x.is_contiguous() and piece_of(k) >= SHORTEST
 
 
-def _piece(weight: QuantizedWeight, tiling: Tiling) -> tuple[int, int]:
+def piece_of_weight(weight: QuantizedWeight, tiling: Tiling) -> tuple[int, int]:
     """Return (rows of a program, groups of each row that it reads at a time)."""
     each = _GROUP * 2 if weight.format == "int4" else _GROUP
     groups = min(32 * tiling.warps, power_of_two(weight.shape[1] // each + 1) // 2)
@@ -227,7 +253,7 @@ def _piece(weight: QuantizedWeight, tiling: Tiling) -> tuple[int, int]:
 
 
 def _tiling(weight: QuantizedWeight, processors: int) -> Tiling:
-    rows, _ = _piece(weight, TILINGS[0])
+    rows, _ = piece_of_weight(weight, TILINGS[0])
     warps = triton.cdiv(weight.shape[0], rows) * TILINGS[0].warps
     return TILINGS[0] if warps >= _BUSY * processors else TILINGS[1]
 
@@ -247,7 +273,7 @@ def gemv(
     outputs = n // 2 if gate else n
     out = torch.empty(*x.shape[:-1], outputs, dtype=x.dtype, device=x.device)
     tiling = tiling or _tiling(weight, multiprocessors(x.device))
-    rows, groups = _piece(weight, tiling)
+    rows, groups = piece_of_weight(weight, tiling)
     quantized_gemv_kernel[(triton.cdiv(n, rows),)](
         x,
         weight.codes.view(torch.int32),

@@ -2,8 +2,8 @@
 
 Weights are unquantized or quantized, in the forms of `tercet.kernels.ops.moe.ExpertWeights`. Pairs of token and expert
 are sorted by expert into whole tiles (`moe_align`); tiles past the last one exit at once. Few pairs use kernels that
-need no sorting (`moe_gemv_quantized`, `moe_gemv`). If experts have many pairs each, quantized weights are dequantized
-once, some experts at a time, instead of once for every tile.
+need no sorting (`moe_gemv`, `moe_gemv_quantized`, `moe_gemv_scaled`). If experts have many pairs each, quantized
+weights are dequantized once, some experts at a time, instead of once for every tile.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.dequant_bits import columns_of
 from tercet.kernels.triton.linear.dequantize import dequantize
 from tercet.kernels.triton.linear.quantized import product
-from tercet.kernels.triton.moe import moe_gemv, moe_gemv_quantized
+from tercet.kernels.triton.moe import moe_gemv, moe_gemv_quantized, moe_gemv_scaled
 from tercet.kernels.triton.moe.moe_align import moe_align
 
 _FULL_ROWS = 96
@@ -149,7 +149,9 @@ def _few_tokens(
         return moe_gemv.few_tokens if moe_gemv.few(experts) else None
     if isinstance(gate_up, torch.Tensor) or isinstance(down, torch.Tensor):
         return None
-    return moe_gemv_quantized.few_tokens if moe_gemv_quantized.few(experts, gate_up, down) else None
+    if moe_gemv_quantized.few(experts, gate_up, down):
+        return moe_gemv_quantized.few_tokens
+    return moe_gemv_scaled.few_tokens if moe_gemv_scaled.few(experts, gate_up, down) else None
 
 
 def _grouped_gemm(
