@@ -41,6 +41,8 @@ if __name__ == "__main__":
             config = ServeConfig(serve=ServeOptions(host="0.0.0.0", port=0), frontend_extra=keys)
         case ["--open"]:
             config = ServeConfig(serve=ServeOptions(host="0.0.0.0", port=0))
+        case ["--json"]:
+            config = replace(config, serve=ServeOptions(port=0, log_format="json"))
         case [port]:
             config = replace(config, serve=ServeOptions(port=int(port)))
     try:

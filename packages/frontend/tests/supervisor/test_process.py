@@ -36,6 +36,12 @@ def test_last_words_of_a_json_log_are_its_message() -> None:
     assert run(f"import sys; print({fault!r}); print({news!r}); sys.exit(3)") == (3, "no room")
 
 
+def test_last_words_of_a_fault_in_native_code_name_it() -> None:
+    code = "import faulthandler, os, signal, sys; print('profiler_stop'); faulthandler.enable(1); sys.stdout.flush(); "
+    code += "os.kill(os.getpid(), signal.SIGSEGV)"
+    assert run(code) == (-signal.SIGSEGV, "Fatal Python error: Segmentation fault")
+
+
 def test_why_it_ends_is_told_once_with_its_end() -> None:
     said: list[str] = []
     exits: queue.Queue[tuple[int, str]] = queue.Queue()

@@ -116,6 +116,18 @@ def _no_nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+def test_a_json_log_has_the_ready_lines_and_stdout_nothing(start: Start) -> None:
+    server = start("serve", "serve", "answer", "--json")
+    end = time.monotonic() + 30
+    while "ready at http://" not in server.err:
+        assert time.monotonic() < end, server.err
+        time.sleep(0.01)
+    assert server.stop(signal.SIGTERM) == 0
+    assert server.out.read() == ""
+    lines = [json.loads(line)["message"] for line in server.err.splitlines()]
+    assert [line.split()[0] for line in lines if line.startswith(("ready at", "curl "))] == ["ready", "curl"]
+
+
 @pytest.mark.usefixtures("_no_nohup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_everything_and_leaves_nothing(start: Start, number: signal.Signals) -> None:

@@ -173,7 +173,7 @@ def test_a_model_that_embeds_waits_for_no_detokenizer(start: Start) -> None:
 
 def test_a_dead_part_restarts_alone(start: Start, tmp_path: Path) -> None:
     run = start(part("scheduler-0", "serve"), part("detokenizer-0", "die", tmp_path / "died"))
-    run.wait_line("detokenizer-0 died: killed by SIGKILL (did memory run out?); it starts again now")
+    run.wait_line("warning: detokenizer-0 died: killed by SIGKILL (did memory run out?); it starts again now")
     before = run.supervisor.pids()["scheduler-0"]
     run.wait(lambda: sum("detokenizer-0 is ready" in line for line in run.screen.lines) == 2)
     assert run.supervisor.pids()["scheduler-0"] == before
@@ -237,14 +237,14 @@ def test_a_part_that_cannot_be_started_at_all_is_told_and_given_up(start: Start)
 
 def test_a_part_that_goes_silent_is_killed_and_restarted(start: Start, tmp_path: Path) -> None:
     run = start(part("scheduler-0", "hang", tmp_path / "hung"), part("detokenizer-0", "serve"))
-    run.wait_line("scheduler-0 hangs and is killed: no heartbeat")
+    run.wait_line("warning: scheduler-0 hangs and is killed: no heartbeat")
     run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) == 2)
     assert not run.screen.has("detokenizer-0 hangs")
 
 
 def test_a_part_stuck_in_a_step_is_killed_though_it_heartbeats(start: Start, tmp_path: Path) -> None:
     run = start(part("scheduler-0", "stuck", tmp_path / "stuck"))
-    run.wait_line("scheduler-0 hangs and is killed: stuck in one step")
+    run.wait_line("warning: scheduler-0 hangs and is killed: stuck in one step")
     run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) == 2)
 
 

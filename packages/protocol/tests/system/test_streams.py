@@ -1,5 +1,6 @@
 """Processes whose standard streams cannot be written to continue to run."""
 
+import signal
 import subprocess
 import sys
 
@@ -41,3 +42,15 @@ def test_what_can_be_written_is_written_in_order() -> None:
     command = [sys.executable, "-X", "utf8", "-c", code]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60)
     assert done.stdout.decode() == "a\nb\n\u00e9"
+
+
+def test_a_part_that_a_native_fault_ends_leaves_its_stacks() -> None:
+    code = (
+        "import os, signal\nfrom tercet.protocol.system.streams import part_streams\n"
+        "def compute():\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "with part_streams('tercet-part'):\n    compute()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "in compute" in done.stderr

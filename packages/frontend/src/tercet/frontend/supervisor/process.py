@@ -16,6 +16,8 @@ from tercet.protocol.messages.values import Role
 
 _FATAL_LINE = re.compile(r"tercet-[a-z]+: ")
 """Beginning of the line in which a part says why it ends."""
+_CRASH_LINE = "Fatal Python error: "
+"""Beginning of the line that `faulthandler` writes when a fault in native code ends a process. Stacks follow it."""
 _INFO_LINE = re.compile(r'[0-9-]{10} [0-9:,]+ (DEBUG|INFO) |{"time":"[^"]*","level":"(DEBUG|INFO)"')
 """Beginning of a log line that does not report a fault."""
 _LONGEST_LINE = 1 << 18
@@ -137,7 +139,7 @@ class ChildProcess:
 
     def _remember_error(self, line: str) -> None:
         """Remember the last line that may report a fault."""
-        if line and not _INFO_LINE.match(line):
+        if line and not _INFO_LINE.match(line) and not self._last_error.startswith(_CRASH_LINE):
             self._last_error = " ".join(_FATAL_LINE.sub("", _message(line), count=1).split())[:500]
 
     def _wait(self) -> None:

@@ -23,7 +23,7 @@ from tercet.frontend.supervisor.parts import LaunchSpec, dry_run_command, fronte
 from tercet.frontend.supervisor.restart_policy import Timeouts
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.supervisor import Supervisor
-from tercet.frontend.supervisor.terminal import choose_terminal
+from tercet.frontend.supervisor.terminal import Display, JsonTerminal, choose_terminal
 from tercet.protocol.errors import ChannelError
 from tercet.protocol.messages.messages import Ready
 from tercet.protocol.messages.values import ModelLimits, Task
@@ -126,9 +126,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
         def announce(readies: dict[str, Ready]) -> None:
             limits = next((ready.limits for ready in readies.values() if ready.limits), None)
             model = next(iter(config.frontend.served_model_name), limits.model if limits else config.model)
-            display.close()
-            sys.stdout.write(welcome(url, model, locked, time.monotonic() - began, limits))
-            sys.stdout.flush()
+            _show_ready(display, welcome(url, model, locked, time.monotonic() - began, limits))
 
         supervisor = Supervisor(
             parts,
@@ -159,9 +157,7 @@ def _serve_ranks(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], 
         _require_file_limit(len(parts))
 
         def announce(_: dict[str, Ready]) -> None:
-            display.close()
-            sys.stdout.write(f"ready: host {host} runs its share of {config.model}\n")
-            sys.stdout.flush()
+            _show_ready(display, f"ready: host {host} runs its share of {config.model}\n")
 
         supervisor = Supervisor(
             parts,
@@ -176,6 +172,17 @@ def _serve_ranks(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], 
         address = config.scheduler.dist_init_addr
         display.line(f"tercet: starting host {host} of {config.model} for host 0 at {address}")
         return supervisor.run()
+
+
+def _show_ready(display: Display, text: str) -> None:
+    """Write lines to stdout; into the log if it is JSON, so that a collector of both streams gets only objects."""
+    display.close()
+    if isinstance(display, JsonTerminal):
+        for line in text.splitlines():
+            display.line(line)
+        return
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _stop_on_signals(supervisor: Supervisor) -> None:

@@ -140,12 +140,13 @@ class Supervisor:
             case Start(name):
                 self._start(self._parts[name])
             case Kill(name, reason):
-                self._display.line(f"tercet: {name} hangs and is killed: {reason}")
+                self._display.line(f"tercet: warning: {name} hangs and is killed: {reason}")
                 if process := self._processes.get(name):
                     process.kill_hung()
             case RestartScheduled(name, reason, wait, left):
                 when = f"in {wait:.0f} s" if wait else "now"
-                self._display.line(f"tercet: {name} {'left' if left else 'died'}: {reason}; it starts again {when}")
+                how = f"{name} left" if left else f"warning: {name} died"
+                self._display.line(f"tercet: {how}: {reason}; it starts again {when}")
             case StartupSlow(name, state):
                 self._display.line(f"tercet: {name} is {state} ({self._describe_links(name)})")
             case _:

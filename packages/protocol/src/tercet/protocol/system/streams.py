@@ -1,6 +1,7 @@
 """Standard streams of a process: always open, and a failed write never ends the process."""
 
 import contextlib
+import faulthandler
 import io
 import os
 import sys
@@ -48,9 +49,11 @@ def keep_output() -> None:
 def part_streams(program: str) -> Iterator[None]:
     """Provide standard streams for a process that writes only its help and its version to stdout.
 
-    Exits with 1 if these could not be written, after a line on stderr.
+    Exits with 1 if these could not be written, after a line on stderr. If a fault in native code ends the process, the
+    stacks of its threads are written to stderr.
     """
     prepare_streams()
+    faulthandler.enable(2)
     sys.stdout, file = _lossy(sys.stdout)
     status: str | int | None = None
     try:
