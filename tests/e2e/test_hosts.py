@@ -23,13 +23,19 @@ STOP_LIMIT = 30.0
 class Hosts:
     """Both hosts, which find each other by an address and keys."""
 
-    def __init__(self, start: Callable[..., Server], place: Path) -> None:
+    def __init__(self, start: Callable[..., Server], place: Path, *split: str) -> None:
         self.models = [write(place / "one" / "tiny-qwen", PLAIN), place / "two" / "tiny-qwen"]
         shutil.copytree(self.models[0], self.models[1])
         write_keys(place / "keys")
         self.links = ["--dist-init-addr", f"127.0.0.1:{free_port()}", "--keys", str(place / "keys" / "scheduler")]
         self.far = self.start_far()
-        self.near = start(str(self.models[0]), *OPTIONS, "--tp", "2", "--nnodes", "2", *self.links)
+        self.near = start(str(self.models[0]), *OPTIONS, *split, "--nnodes", "2", *self.links)
+
+    def stop(self) -> None:
+        """Stop both hosts."""
+        assert self.near.stop() == 0, "\n".join(self.near.lines)
+        self.far.process.send_signal(signal.SIGTERM)
+        assert self.far.process.wait(STOP_LIMIT) == 0, "\n".join(self.far.lines)
 
     def start_far(self) -> Host:
         return Host.start(command_of(self.models[1], "--node-rank", "1", "--threads", "1", *self.links))
@@ -46,14 +52,12 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def hosts(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    hosts = Hosts(start, tmp_path_factory.mktemp("hosts"))
+    hosts = Hosts(start, tmp_path_factory.mktemp("hosts"), "--tp", "2")
     try:
         hosts.near.wait()
         hosts.far.wait()
         yield hosts
-        assert hosts.near.stop() == 0, "\n".join(hosts.near.lines)
-        hosts.far.process.send_signal(signal.SIGTERM)
-        assert hosts.far.process.wait(STOP_LIMIT) == 0, "\n".join(hosts.far.lines)
+        hosts.stop()
     finally:
         hosts.far.process.kill()
         hosts.far.process.wait()
@@ -125,3 +129,20 @@ def test_a_request_outlives_what_happens_on_a_host(
     after: list[psutil.Process] = ranks_of(hosts.far.process)
     assert len(after) == 1
     assert lives(after[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("split", [["--pp", "2"], ["--tp", "2", "--pp", "2"]], ids=["stages", "stages of two"])
+def test_stages_on_two_hosts_say_the_same(
+    start: Callable[..., Server], whole: str, tmp_path: Path, split: list[str]
+) -> None:
+    hosts = Hosts(start, tmp_path, *split)
+    try:
+        client, model = hosts.near.wait().client().with_options(timeout=120), hosts.near.model()
+        assert long_answer(client, model, TOKENS) == whole
+        assert long_answer(client, model, TOKENS, 20, lambda: kill_far_rank(hosts)) == whole
+        hosts.stop()
+    finally:
+        hosts.far.process.kill()
+        hosts.far.process.wait()

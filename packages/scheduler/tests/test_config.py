@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
@@ -30,3 +32,39 @@ def test_only_what_computes_on_a_gpu_counts_as_one(monkeypatch: pytest.MonkeyPat
     assert not on_gpu(ModelOptions())
     with pytest.raises(ConfigError, match=r"^--device cuda: the driver is too old$"):
         on_gpu(ModelOptions(device="cuda"))
+
+
+def test_a_pipeline_has_a_step_for_each_stage_and_no_draft_tokens() -> None:
+    for gpu in (False, True):
+        assert ScheduleOptions().steps_ahead(gpu=gpu, stages=4) == 4
+        assert ScheduleOptions().draft_rows(gpu=gpu, stages=4) == 0
+    ScheduleOptions().check_stages(4)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "flag"),
+    [
+        (ScheduleOptions(speculative_tokens=4), "--speculative-tokens"),
+        (ScheduleOptions(overlap=0), "--overlap"),
+        (ScheduleOptions(max_loras=1), "--max-loras"),
+    ],
+)
+def test_options_that_do_not_work_with_stages_are_refused(schedule: ScheduleOptions, flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"--pipeline-parallel-size 2 does not work with {flag}: leave it out"):
+        schedule.check_stages(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pipeline_parallel_size": 0}, "--pipeline-parallel-size must be 1 to 64, not 0"),
+        ({"tensor_parallel_size": 16, "pipeline_parallel_size": 8}, "are more than 64 processes"),
+        (
+            {"pipeline_parallel_size": 2, "executor": "fake"},
+            "--pipeline-parallel-size 2: the fake executor has nothing",
+        ),
+    ],
+)
+def test_splits_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ModelOptions(**options)

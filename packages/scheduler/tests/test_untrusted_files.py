@@ -29,6 +29,7 @@ from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.weights_loader import weights_loader
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import FileTooLargeError, ModelError, read_file, read_header, reading
+from tercet.scheduler.models.layers.shard import Split
 from tercet.scheduler.testing import Driver
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
 
@@ -173,7 +174,7 @@ def test_a_rank_that_alone_fails_is_followed_by_all(checkpoints: Checkpoints, tm
     model = checkpoints("llama")
     new = other_weights(model, tmp_path / "new")
     options = WorkerOptions(model=model, device="cpu", page_size=8, slots=4, kv_cache_bytes=1 << 20)
-    worker = Ranks(options, 2)
+    worker = Ranks(options, Split(2))
     try:
         own = worker._worker
 

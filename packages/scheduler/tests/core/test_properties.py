@@ -393,6 +393,7 @@ def world_of(
         snapshots=None if spare_snapshots is None else slots + spare_snapshots,
     )
     reserve = chance.choice([0.0, 0.7])
+    stages = chance.choice([1, overlap]) if overlap > 1 and spare_snapshots is None else 1
     config = CoreConfig(
         policy=policy,
         radix_cache=radix,
@@ -401,7 +402,8 @@ def world_of(
         max_queued=40,
         reserve=reserve,
         reserve_floor=reserve / 7,
-        draft_rows=chance.choice([0, 2, 8, 32]),
+        draft_rows=chance.choice([0, 2, 8, 32]) if stages == 1 else 0,
+        stages=stages,
     )
     return World(chance, capacity, config, overlap)
 

@@ -13,13 +13,13 @@ from packages.scheduler.tests.models.families.test_gpt_oss import CONFIG as GPT_
 from packages.scheduler.tests.models.weights.test_quantized_checkpoints import CONFIG, GRAIN
 from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.scheduler.config import ConfigError
-from tercet.scheduler.executor.dry_run import Split, rank_memory, report, size_text, weights_bytes
+from tercet.scheduler.executor.dry_run import rank_memory, report, size_text, unlinked_shard, weights_bytes
 from tercet.scheduler.executor.kv_budget import kv_shapes
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear
-from tercet.scheduler.models.layers.shard import WHOLE
+from tercet.scheduler.models.layers.shard import WHOLE, Split
 from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
@@ -44,7 +44,7 @@ def loaded_bytes(model: CausalLM) -> int:
 def check(directory: Path, split: Split) -> None:
     config = load_config(directory)
     for rank in range(split.ranks):
-        shard = split.shard_of(rank)
+        shard = unlinked_shard(split, rank)
         model = build_model(config, shard=shard)
         load_weights(model, directory)
         assert weights_bytes(build_model(config, "meta", shard)) == loaded_bytes(model), (rank, split)
@@ -94,7 +94,7 @@ def test_tokens_fill_what_weights_leave(checkpoints: Checkpoints) -> None:
 
 def test_the_report_has_a_line_for_equal_ranks_of_a_host(checkpoints: Checkpoints) -> None:
     directory = checkpoints("llama")
-    lines, fits = report(options_of(directory), Split(shards=2, stages=2, hosts=2), 1 << 30, "tiny")
+    lines, fits = report(options_of(directory), Split(shards=2, stages=2), 2, 1 << 30, "tiny")
     assert lines[0] == "tiny: LlamaForCausalLM, 3 layers, float32"
     assert lines[1] == "ranks: 4 (2 stages of 2), hosts: 2, memory of each rank: 1.0 GiB"
     rows = [line.split()[:3] for line in lines[3:7]]
@@ -105,10 +105,10 @@ def test_the_report_has_a_line_for_equal_ranks_of_a_host(checkpoints: Checkpoint
 
 
 def test_a_model_that_does_not_fit_is_not_fitting(checkpoints: Checkpoints) -> None:
-    lines, fits = report(options_of(checkpoints("llama")), Split(stages=3), 100_000, "tiny")
+    lines, fits = report(options_of(checkpoints("llama")), Split(stages=3), 1, 100_000, "tiny")
     assert not fits
     assert lines[-1].startswith("does not fit: rank ")
-    lines, fits = report(options_of(checkpoints("llama")), Split(), 500_000, "tiny")
+    lines, fits = report(options_of(checkpoints("llama")), Split(), 1, 500_000, "tiny")
     assert fits
     assert any(line.startswith("the context length would be lowered from 512 to ") for line in lines)
 
@@ -118,18 +118,18 @@ def test_a_model_that_does_not_fit_is_not_fitting(checkpoints: Checkpoints) -> N
     [
         (Split(shards=5), "tiny cannot be split in this way: 2 key-value heads cannot be split over 5 processes"),
         (Split(stages=4), "tiny cannot be split in this way: 3 layers cannot be split over 4 pipeline stages"),
-        (Split(shards=3, hosts=2), "3 processes cannot be split evenly over --nnodes 2"),
+        (Split(shards=3), "3 processes cannot be split evenly over --nnodes 2"),
     ],
 )
 def test_splits_that_no_memory_makes_possible_are_refused(split: Split, words: str, checkpoints: Checkpoints) -> None:
     with pytest.raises(ConfigError, match=words):
-        report(options_of(checkpoints("llama")), split, 1 << 40, "tiny")
+        report(options_of(checkpoints("llama")), split, 2 if split.shards == 3 else 1, 1 << 40, "tiny")
 
 
 def test_models_on_other_modules_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OPTForCausalLM"]}))
     with pytest.raises(ConfigError, match="OPTForCausalLM runs on transformers' modules"):
-        report(options_of(tmp_path), Split(), 1 << 30, "opt")
+        report(options_of(tmp_path), Split(), 1, 1 << 30, "opt")
 
 
 def test_sizes_have_binary_units() -> None:
@@ -147,5 +147,5 @@ def test_a_cpu_keeps_16_bit_numbers_that_it_computes_with(tmp_path: Path, checkp
     (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "float16"}))
     for device, dtype in (("cpu", "bfloat16"), ("cuda", "float16")):
         options = replace(options_of(tmp_path), device=device)
-        assert report(options, Split(), 1 << 30, "tiny")[0][0].endswith(dtype)
+        assert report(options, Split(), 1, 1 << 30, "tiny")[0][0].endswith(dtype)
     assert torch.empty(0, dtype=torch.float16).element_size() == 2

@@ -29,6 +29,7 @@ from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.executor_factory import build_torch
+from tercet.scheduler.models.layers.shard import Split
 from tercet.scheduler.resolved_model import ResolvedModel
 from tercet.scheduler.testing import Driver, request
 
@@ -51,13 +52,14 @@ def other_weights(model: Path, directory: Path, *, seed: int = 1) -> Path:
 
 
 @contextmanager
-def serving(model: Path, *, overlap: int = 0, size: int = 1, **more: Any) -> Iterator[Driver]:
+def serving(model: Path, *, overlap: int = 0, split: Split = Split(), **more: Any) -> Iterator[Driver]:
     options = WorkerOptions(
         model=model, device="cpu", page_size=8, slots=4, kv_cache_bytes=1 << 20, overlap=overlap > 0, **more
     )
-    worker = TpModelWorker(options) if size == 1 else Ranks(options, size)
+    worker = TpModelWorker(options) if split.ranks == 1 else Ranks(options, split)
     try:
-        yield Driver(worker.capacity, CoreConfig(token_budget=23), overlap=overlap, executor=worker)
+        config = CoreConfig(token_budget=23, stages=split.stages)
+        yield Driver(worker.capacity, config, overlap=overlap, executor=worker)
     finally:
         worker.close()
 
@@ -115,10 +117,13 @@ def test_they_are_rounded_as_the_old_ones_were(checkpoints: Callable[[str], Path
         assert ask(run, "after") == alone(new, quantization="int8")
 
 
-def test_all_ranks_load_them_and_release_memory(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", [Split(2), Split(1, 2)], ids=str)
+def test_all_ranks_load_them_and_release_memory(
+    split: Split, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
     model = checkpoints("llama")
     new = other_weights(model, tmp_path / "new")
-    with serving(model, size=2) as run:
+    with serving(model, overlap=split.stages - 1, split=split) as run:
         before = ask(run, "before")
         update(run, new)
         assert (after := ask(run, "after")) == alone(new) != before

@@ -16,6 +16,7 @@ from tercet.scheduler.core.events import AdapterPending, AdapterRead
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.layers.shard import Split
 from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
@@ -88,7 +89,7 @@ class Server(Driver):
             draft_rows=draft_rows,
             **more,
         )
-        self.worker = TpModelWorker(options) if size == 1 else Ranks(options, size)
+        self.worker = TpModelWorker(options) if size == 1 else Ranks(options, Split(size))
         config = CoreConfig(token_budget=23, draft_rows=draft_rows)
         super().__init__(self.worker.capacity, config, overlap=overlap, executor=self.worker)
 

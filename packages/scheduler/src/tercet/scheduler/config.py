@@ -116,6 +116,12 @@ class ModelOptions:
             raise ConfigError(f"--threads must be at most {MOST_THREADS}, not {self.threads}")
         self._check_parallel()
 
+    @property
+    def split_flags(self) -> str:
+        """The options that make several ranks; empty for one."""
+        given = {"tensor": self.tensor_parallel_size, "pipeline": self.pipeline_parallel_size}
+        return " ".join(f"--{kind}-parallel-size {size}" for kind, size in given.items() if size > 1)
+
     def _check_parallel(self) -> None:
         size = self.tensor_parallel_size
         if not 1 <= size <= MOST_PROCESSES:
@@ -123,10 +129,10 @@ class ModelOptions:
         stages = self.pipeline_parallel_size
         if not 1 <= stages <= MOST_PROCESSES:
             raise ConfigError(f"--pipeline-parallel-size must be 1 to {MOST_PROCESSES}, not {stages}")
-        if size > 1 and self.executor == "fake":
-            raise ConfigError(f"--tensor-parallel-size {size}: the fake executor has nothing to share")
-        if stages > 1 and self.executor == "fake":
-            raise ConfigError(f"--pipeline-parallel-size {stages}: the fake executor has nothing to share")
+        if size * stages > MOST_PROCESSES:
+            raise ConfigError(f"{self.split_flags} are more than {MOST_PROCESSES} processes")
+        if self.split_flags and self.executor == "fake":
+            raise ConfigError(f"{self.split_flags}: the fake executor has nothing to share")
 
 
 @Parameter(name="*")
@@ -217,10 +223,22 @@ class ScheduleOptions:
         """
         return 8 if gpu else 34
 
-    def draft_rows(self, *, gpu: bool) -> int:
-        """Return `speculative_tokens`, with its default resolved."""
-        return (0 if gpu else 8) if self.speculative_tokens is None else self.speculative_tokens
+    def draft_rows(self, *, gpu: bool, stages: int = 1) -> int:
+        """Return `speculative_tokens`, with its default resolved: 0 with several pipeline stages."""
+        return (0 if gpu or stages > 1 else 8) if self.speculative_tokens is None else self.speculative_tokens
 
-    def steps_ahead(self, *, gpu: bool) -> int:
-        """Return `overlap`, with its default resolved."""
+    def steps_ahead(self, *, gpu: bool, stages: int = 1) -> int:
+        """Return `overlap`, with its default resolved: each of several pipeline stages computes another step."""
+        if stages > 1:
+            return stages
         return int(gpu) if self.overlap is None else self.overlap
+
+    def check_stages(self, stages: int) -> None:
+        """Raise ConfigError for options that do not work with several pipeline stages."""
+        refused = {
+            "--speculative-tokens": bool(self.speculative_tokens),
+            "--overlap": self.overlap is not None,
+            "--max-loras": self.max_loras > 0,
+        }
+        if wrong := [flag for flag, given in refused.items() if given]:
+            raise ConfigError(f"--pipeline-parallel-size {stages} does not work with {wrong[0]}: leave it out")

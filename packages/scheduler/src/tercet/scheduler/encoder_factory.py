@@ -35,8 +35,8 @@ def build_torch(
         raise ConfigError(f"--quantization {options.quantization} is for models that generate")
     if options.kv_cache_dtype != "auto":
         raise ConfigError(f"--kv-cache-dtype {options.kv_cache_dtype} is for models that generate")
-    if options.tensor_parallel_size > 1:
-        raise ConfigError(f"--tensor-parallel-size {options.tensor_parallel_size} is for models that generate")
+    if options.split_flags:
+        raise ConfigError(f"{options.split_flags} is for models that generate")
     worker = EncoderWorker(
         EncoderOptions(
             model=path,

@@ -34,21 +34,22 @@ def build_torch(
     """Return an executor that computes with torch, over several ranks and hosts if the options say so."""
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.tp_worker import TpModelWorker
+        from tercet.scheduler.models.layers.shard import Split
 
+    if options.pipeline_parallel_size > 1:
+        schedule.check_stages(options.pipeline_parallel_size)
     if options.kv_cache_bytes is not None and schedule.mem_fraction_static is not None:
         raise ConfigError("--mem-fraction-static and --kv-cache-bytes both size the KV cache: give one of them")
-    size = options.tensor_parallel_size
-    if options.pipeline_parallel_size > 1:
-        raise ConfigError("--pipeline-parallel-size is for --dry-run alone, so far")
+    split = Split(options.tensor_parallel_size, options.pipeline_parallel_size)
     architecture = text_architecture(read_json(found.path / "config.json"))
-    if size > 1 and not is_ours(architecture):
-        raise ConfigError(f"--tensor-parallel-size {size}: {architecture} is transformers' own, and never shared")
+    if split.ranks > 1 and not is_ours(architecture):
+        raise ConfigError(f"{options.split_flags}: {architecture} is transformers' own, and never shared")
     worker = _worker_options(options, schedule, found, gpu=on_gpu(options))
-    if size == 1 and network is None:
+    if split.ranks == 1 and network is None:
         return TpModelWorker(worker, report, advance)
     from tercet.scheduler.executor.ranks.ranks import Ranks
 
-    return Ranks(worker, size, report, advance, network=network)
+    return Ranks(worker, split, report, advance, network=network)
 
 
 def _worker_options(
@@ -73,12 +74,12 @@ def _worker_options(
         attention_backend=options.attention_backend,
         quantization=options.quantization,
         threads=options.threads,
-        overlap=schedule.steps_ahead(gpu=gpu) > 0,
+        overlap=schedule.steps_ahead(gpu=gpu, stages=options.pipeline_parallel_size) > 0,
         grammar_backend=options.grammar_backend,
         logprobs_mode=schedule.logprobs_mode,
         max_loras=schedule.max_loras,
         max_lora_rank=schedule.max_lora_rank,
-        draft_rows=schedule.draft_rows(gpu=gpu),
+        draft_rows=schedule.draft_rows(gpu=gpu, stages=options.pipeline_parallel_size),
     )
 
 
@@ -86,22 +87,24 @@ def report_memory(
     options: ModelOptions, schedule: ScheduleOptions, hosts: int, memory: int | None
 ) -> tuple[list[str], bool]:
     """Return lines about the memory of each rank, and whether the model fits. Raise ConfigError or ModelError."""
-    from tercet.scheduler.executor.dry_run import Split, available_memory, report
+    from tercet.scheduler.executor.dry_run import available_memory, report
+    from tercet.scheduler.models.layers.shard import Split
 
     path = config_directory(options.model)
     gpu = options.device != "cpu"
     found = ResolvedModel(path, served_name(options.model, path), Task.GENERATE)
     worker = replace(_worker_options(options, schedule, found, gpu=gpu), device="cuda" if gpu else "cpu")
-    split = Split(shards=options.tensor_parallel_size, stages=options.pipeline_parallel_size, hosts=hosts)
-    return report(worker, split, memory or available_memory(options.device, split), found.name)
+    split = Split(options.tensor_parallel_size, options.pipeline_parallel_size)
+    memory = memory or available_memory(options.device, split.ranks // hosts)
+    return report(worker, split, hosts, memory, found.name)
 
 
 def update_groups_of(options: ModelOptions, peer: str) -> UpdateGroups:
     """Return the process groups in which a scheduler can get weights."""
     if options.executor == "fake":
         return NoUpdateGroups("the fake executor joins no process group")
-    if options.tensor_parallel_size > 1:
-        why = f"--tensor-parallel-size {options.tensor_parallel_size}: no trainer can broadcast to several ranks"
+    if options.split_flags:
+        why = f"{options.split_flags}: no trainer can broadcast to several ranks"
         return NoUpdateGroups(f"{why}, use /update_weights_from_tensor")
     from tercet.scheduler.device.devices import select_device
     from tercet.scheduler.weight_transfer.update_groups import TorchUpdateGroups

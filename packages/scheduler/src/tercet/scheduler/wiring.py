@@ -271,7 +271,7 @@ class SchedulerProcess:
     def _build_loop(
         self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], **more: Any
     ) -> SchedulerLoop[PlanT, ResultT]:
-        overlap = self._schedule.steps_ahead(gpu=on_gpu(self._model))
+        overlap = self._schedule.steps_ahead(gpu=on_gpu(self._model), stages=self._model.pipeline_parallel_size)
         node, board, process = self._node, self._board, self._process
         refusal = "" if self._model.executor == "torch" else "the fake executor computes nothing"
         profiled = ProfiledRunner(executor, lambda: process.state, process.peer, refusal)
@@ -286,7 +286,8 @@ class SchedulerProcess:
             max_queued=schedule.max_queued_requests,
             radix_cache=not schedule.disable_radix_cache,
             protection=schedule.protection(gpu=on_gpu(self._model)),
-            draft_rows=schedule.draft_rows(gpu=on_gpu(self._model)),
+            draft_rows=schedule.draft_rows(gpu=on_gpu(self._model), stages=self._model.pipeline_parallel_size),
+            stages=self._model.pipeline_parallel_size,
         )
 
     def _remove_stage(self) -> None:

@@ -22,6 +22,7 @@ from tercet.scheduler.executor.ranks.rank_messages import RankStep, encode_order
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
 from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.layers.shard import Split
 
 NOWHERE: Sequence[Sequence[int]] = [[], []]
 
@@ -37,7 +38,7 @@ def main(mode: str, model: str) -> None:
         if mode == "refused":
             collectives_of(0, 2, followers.rendezvous, torch.device("cpu"))
         time.sleep(60)
-    ranks = Ranks(options, 2)
+    ranks = Ranks(options, Split(2))
     say("rank 1 is", *ranks.pids)
     try:
         run(ranks, mode)

@@ -1,8 +1,6 @@
 """A model that two processes share says what one process says, and nothing of them outlives it."""
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 from tercet.kernels import device as device_module
-from tercet.kernels.native.library import load_library, missing_library
 from tercet.protocol.messages.values import Grammar, GrammarKind, LogprobParams, SamplingParams, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
@@ -26,7 +23,7 @@ from tercet.scheduler.executor.ranks.worker_main import follow
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options, encode_options
 from tercet.scheduler.models.config.model_config import computed_dtype
-from tercet.scheduler.models.layers.shard import Shard, SingleRankCollectives
+from tercet.scheduler.models.layers.shard import Shard, SingleRankCollectives, Split
 from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.thread_ranks import on_ranks
@@ -41,26 +38,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "scored": {"temperature": 0.0, "logprobs": LogprobParams(top=3, prompt=True)},
     "phrase": {"temperature": 1.0, "seed": 3, "grammar": PHRASE, "frequency_penalty": 0.5, "ignore_eos": False},
 }
-
-
-@pytest.fixture
-def as_before() -> Iterator[None]:
-    """Cores and threads of this process are those that it had."""
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    native = None if missing_library() else load_library().threads
-    yield
-    os.sched_setaffinity(0, cores)
-    torch.set_num_threads(threads)
-    if native is not None:
-        load_library().set_threads(native)
-
-
-@pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where directories for sockets are made."""
-    place = tmp_path_factory.mktemp("t")
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    return place
 
 
 @pytest.fixture
@@ -90,7 +67,7 @@ def test_two_processes_say_what_one_says(
     alone = TpModelWorker(options)
     expected = outputs_of(Driver(alone.capacity, config, overlap=overlap, executor=alone))
     alone.close()
-    ranks = Ranks(options, 2)
+    ranks = Ranks(options, Split(2))
     (pid,) = ranks.pids
     if family == "llama":
         assert ranks.capacity == alone.capacity
@@ -249,7 +226,7 @@ def test_options_reach_another_process_as_they_are(options: WorkerOptions) -> No
 def test_what_cannot_be_built_leaves_nothing_behind(options: WorkerOptions, place: Path) -> None:
     ended: list[int] = []
     with pytest.raises(ValueError, match="no attention backend 'none'"):
-        Ranks(replace(options, attention_backend="none"), 2, on_end=lambda _, code, __: ended.append(code))
+        Ranks(replace(options, attention_backend="none"), Split(2), on_end=lambda _, code, __: ended.append(code))
     assert set(ended) <= {2}, "a follower may have found out, too, and says that it is the options"
     assert not [*place.iterdir()]
 

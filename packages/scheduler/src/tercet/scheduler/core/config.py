@@ -33,6 +33,8 @@ class CoreConfig(msgspec.Struct, frozen=True):
     """Share of the token budget, as a divisor, that a tenant gets while choices of another tenant decode."""
     draft_rows: int = 0
     """Rows up to which a step of decodes is filled with draft tokens: as many as cost little more than one."""
+    stages: int = 1
+    """Pipeline stages of the executor. A choice with a token in flight is in no later plan, and plans share choices."""
 
     def __post_init__(self) -> None:
         if self.token_budget < 1 or self.max_queued < 1 or self.max_skips < 1 or self.protection < 1:
@@ -41,3 +43,5 @@ class CoreConfig(msgspec.Struct, frozen=True):
             raise ValueError("reserve and reserve_floor must satisfy 0 <= reserve_floor <= reserve <= 1")
         if self.draft_rows < 0:
             raise ValueError("draft_rows must be at least 0")
+        if self.stages < 1 or (self.stages > 1 and self.draft_rows):
+            raise ValueError("stages must be at least 1, and draft_rows 0 with several")

@@ -44,8 +44,10 @@ class PlanBuilder:
     prompts. A choice that is admitted gets at least one token; later it waits for its turn.
     """
 
-    def __init__(self, budget: int, share: "TenantShare", now: float) -> None:
+    def __init__(self, budget: int, share: "TenantShare", now: float, *, waits: bool = False) -> None:
+        """Begin a plan. A choice that samples `waits` for its result before it is planned again."""
         self.budget = budget
+        self.waits = waits
         self.now = now
         self.rows: list[Row] = []
         self.reqs: list[Req] = []
@@ -147,6 +149,7 @@ class PlanBuilder:
         self._used[req.tenant] += count * token_cost(req)
         if sample:
             req.length = length + 1
+            req.awaiting_result = self.waits
 
     def _share(self, req: Req, least: int) -> int:
         """Return how many tokens a choice may get of its tenant's share of the step, `least` or more."""

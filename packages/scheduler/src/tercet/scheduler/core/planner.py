@@ -53,6 +53,9 @@ class Planner:
         self._share = TenantShare.of(max(1, self._budget // config.protection))
         self._reserve = config.reserve
         self.encodings = Encodings()
+        self._stages = config.stages
+        self.is_full = False
+        """If set, every stage of a pipeline has a plan: decodes wait, and chunks of prompts go ahead."""
         self.running: dict[Req, None] = {}
         self.blocked_peers: set[str] = set()
         self.pending_grammars: set[Grammar] = set()
@@ -62,9 +65,9 @@ class Planner:
 
     def plan(self, step: int, now: float) -> tuple[Plan, list[Req]] | None:
         """Return the next step, or None if there is nothing to compute, or if waiting for a result is better."""
-        if self._awaiting() * FEW > len(self.running):
+        if self._stages == 1 and self._awaiting() * FEW > len(self.running):
             return None
-        builder = PlanBuilder(self._budget, self._share, now)
+        builder = PlanBuilder(self._budget, self._share, now, waits=self._stages > 1)
         shares, scarce, yielding = self._make_way()
         starved = self._plan_decodes(
             builder, step, {*yielding, *sitting_out(self.running, self._share.of_decodes, step, self.is_blocked)}
@@ -192,6 +195,8 @@ class Planner:
         """
         starved = []
         blocked, rows, reqs = self.blocked_peers, builder.rows, builder.reqs
+        # each stage computes a plan of other choices: more plans than stages would be smaller ones
+        most = 0 if self.is_full else -(-len(self.running) // self._stages)
         for req in self.running:
             length, computed = req.length, req.computed
             if (
@@ -210,12 +215,15 @@ class Planner:
                 req.awaiting_result = False
             if length > computed + 1:
                 builder.extends.append(req)
+            elif len(rows) == most:
+                continue
             elif req.room >= length or self._has_room(req):
                 rows.append(Row(req.slot, computed, 1, sample))
                 reqs.append(req)
                 req.computed = length
                 if sample:
                     req.length = length + 1
+                    req.awaiting_result = builder.waits
                 req.in_flight += 1
                 req.last_step = step
             else:

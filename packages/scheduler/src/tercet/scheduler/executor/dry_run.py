@@ -18,34 +18,13 @@ from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.latent_attention import HeadProjections
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear
-from tercet.scheduler.models.layers.shard import Shard, SingleRankCollectives, Stage
+from tercet.scheduler.models.layers.shard import Shard, SingleRankCollectives, Split, Stage
 from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.quantized_checkpoints import quantized_bytes
 
 _SHARE = 0.9
 """Share of memory for weights and the KV cache if --mem-fraction-static is not given."""
 _UNITS = "KMGT"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """A split of a model over ranks."""
-
-    shards: int = 1
-    """Ranks of each pipeline stage."""
-    stages: int = 1
-    hosts: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return self.shards * self.stages
-
-    def shard_of(self, rank: int) -> Shard:
-        """Return the shard of a rank. Rank 0 is in the last stage, which samples."""
-        behind, shard = divmod(rank, self.shards)
-        stage = Stage(self.stages - 1 - behind, self.stages)
-        return Shard(shard, self.shards, SingleRankCollectives(), stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +86,18 @@ def weights_bytes(model: CausalLM, *, in_full: bool = False) -> int:
     return total
 
 
-def report(options: WorkerOptions, split: Split, memory: int, name: str) -> tuple[list[str], bool]:
-    """Return lines about the memory of a model on ranks with `memory` bytes each, and whether it fits.
+def report(options: WorkerOptions, split: Split, hosts: int, memory: int, name: str) -> tuple[list[str], bool]:
+    """Return lines about the memory of a model on ranks of `hosts` with `memory` bytes each, and whether it fits.
 
     Raise ConfigError for a split that no memory makes possible.
     """
     config = _config_of(options)
-    if split.ranks % split.hosts or split.ranks < split.hosts:
-        raise ConfigError(f"{split.ranks} processes cannot be split evenly over --nnodes {split.hosts}")
+    if split.ranks % hosts or split.ranks < hosts:
+        raise ConfigError(f"{split.ranks} processes cannot be split evenly over --nnodes {hosts}")
     known: dict[tuple[int, int], RankMemory] = {}  # ranks of a stage differ in rows of the vocabulary alone
     ranks = []
     try:
-        for shard in map(split.shard_of, range(split.ranks)):
+        for shard in (unlinked_shard(split, rank) for rank in range(split.ranks)):
             key = shard.stage.number, len(shard.uneven_span(config.vocab_size))
             if key not in known:
                 known[key] = rank_memory(options, config, shard, memory)
@@ -129,10 +108,10 @@ def report(options: WorkerOptions, split: Split, memory: int, name: str) -> tupl
     few = "" if config.quantization is None else f", weights in {config.quantization.method}"
     lines = [
         f"{name}: {config.architecture}, {config.layers} layers, {dtype}{few}",
-        f"ranks: {split.ranks} ({split.stages} stages of {split.shards}), hosts: {split.hosts}, "
+        f"ranks: {split.ranks} ({split.stages} stages of {split.shards}), hosts: {hosts}, "
         f"memory of each rank: {size_text(memory)}",
     ]
-    lines += _table(ranks, split.ranks // split.hosts)
+    lines += _table(ranks, split.ranks // hosts)
     lines += _verdict(options, config, ranks, memory)
     return lines, not any(rank.missing for rank in ranks)
 
@@ -177,11 +156,17 @@ def _verdict(options: WorkerOptions, config: ModelConfig, ranks: Sequence[RankMe
     return [*lines, "the server measures what its largest step takes of the rest, and may then have fewer tokens"]
 
 
-def available_memory(device: str, split: Split) -> int:
-    """Return the memory that a rank of this machine would have: a GPU's, or a share of the machine's."""
+def unlinked_shard(split: Split, rank: int) -> Shard:
+    """Return the shard of a rank that communicates with no other."""
+    number, shard = split.place_of(rank)
+    return Shard(shard, split.shards, SingleRankCollectives(), Stage(number, split.stages))
+
+
+def available_memory(device: str, ranks: int) -> int:
+    """Return the memory that each of the ranks of this machine would have: a GPU's, or a share of the machine's."""
     if device != "cpu" and torch.cuda.is_available():
         return total_bytes(torch.device("cuda", int(device.partition(":")[2] or 0)))
-    return total_bytes(torch.device("cpu")) // max(1, split.ranks // split.hosts)
+    return total_bytes(torch.device("cpu")) // max(1, ranks)
 
 
 def size_text(size: int) -> str:

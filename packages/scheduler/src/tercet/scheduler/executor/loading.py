@@ -180,7 +180,7 @@ def load_images(
     options: WorkerOptions, config: DecoderShape, device: torch.device, *, native: bool, shard: Shard, advance: Advance
 ) -> LoadedImages | None:
     """Load the vision tower; None if the model takes no images, or has no weights or several ranks."""
-    if not isinstance(config, ModelConfig) or shard.size > 1 or options.load_format == "dummy":
+    if not isinstance(config, ModelConfig) or not shard.is_whole or options.load_format == "dummy":
         return None
     model = family_of(config.architecture).images(options.model)
     if model is None:

@@ -1,5 +1,5 @@
-"""Decisions that tensor-parallel ranks must make together, because they must issue the same collectives in the same
-order.
+"""Decisions that ranks must make together, because they must issue the same collectives in the same order, and pass on
+the same hidden states.
 
 If one rank differs, the others block in a collective. Therefore no rank may retry, split a step by its duration, or
 skip work for lack of memory, unless all do; and rank 0's sampled tokens are broadcast.
@@ -136,4 +136,4 @@ SOLO = SingleRank()
 
 def rank_strategy_of(shard: Shard) -> RankStrategy:
     """Return the strategy of a worker that holds a shard."""
-    return SOLO if shard.size == 1 else MultiRank(shard.collectives)
+    return SOLO if shard.is_whole else MultiRank(shard.collectives)

@@ -203,7 +203,7 @@ class TpModelWorker:
         """Return a runner of a model over the existing pages."""
         options, device, strategy, model = self._options, self._device, self._strategy, loaded.model
         graphs = None
-        if device.type == "cuda" and self._states is None and self._audio is None:
+        if device.type == "cuda" and self._states is None and self._audio is None and self._shard.stage.count == 1:
             recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
             rows, chained = options.slots, options.draft_rows
             graphs = graph_runners(model, self._pool, self._backend, recorder, decode_rows=rows, chained_rows=chained)
@@ -271,7 +271,7 @@ class TpModelWorker:
         except Exception as error:  # any error in the files; or lack of memory, for which the previous weights may fit
             logger.error("weights or memory: change failed: path=%s", options.checkpoint, exc_info=True)
             fault = error_line(error)
-        if not self._shard.collectives.all_reduce_min(0 if fault else 1):
+        if not self._shard.all_reduce_min(0 if fault else 1):
             fault = fault or "another rank cannot load the weights or allocate memory"
             logger.error("weights or memory: restoring the previous state")
             self._set_memory(*before)

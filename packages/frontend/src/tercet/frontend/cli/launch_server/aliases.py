@@ -183,7 +183,7 @@ GROUPS: Mapping[str, str] = {
     "mm": "models that read images do so without options, as docs/guides/images.md says",
     "model": "weights are safetensors or GGUF in a directory or on Hugging Face; use --load-format and --dtype",
     "observability": "see docs/guides/metrics.md, docs/guides/logs.md and docs/guides/traces.md",
-    "parallel": "use --tensor-parallel-size and --dp-size",
+    "parallel": "use --tensor-parallel-size, --pipeline-parallel-size and --dp-size",
     "schedule": "use --schedule-policy, --chunked-prefill-size and --max-running-requests",
     "serving": "see docs/configuration.md for the options of the server",
     "spec": "tokens are drafted from the prompt and the output; use --scheduler.speculative-tokens",

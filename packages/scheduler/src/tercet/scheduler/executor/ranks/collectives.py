@@ -8,6 +8,7 @@ torch's global default group is never created.
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     BroadcastOptions,
     FileStore,
+    PrefixStore,
     Store,
     TCPStore,
 )
@@ -27,8 +29,10 @@ from torch.distributed import ProcessGroupGloo, ReduceOp
 from tercet.kernels.native.library import missing_library
 from tercet.scheduler.executor.ranks.rendezvous import Rendezvous, interface_of
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
-from tercet.scheduler.models.layers.shard import Collectives
+from tercet.scheduler.models.layers.shard import Collectives, Shard, SingleRankCollectives, Split, Stage
 
+_MOST_SENT = 8
+"""Outputs of a stage that may be on their way to the next one."""
 TIMEOUT = timedelta(hours=1)
 """Timeout of a collective: loading takes minutes. Deaths of ranks are detected by other means."""
 
@@ -45,6 +49,28 @@ class _Backend(Protocol):
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: AllgatherOptions) -> _Work | None: ...
 
     def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions) -> _Work | None: ...
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> _Work: ...
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> _Work: ...
+
+
+def shard_of(
+    rank: int, split: Split, rendezvous: Rendezvous, device: torch.device, advance: Callable[[], None] | None = None
+) -> Shard:
+    """Return the shard of a rank, with its collectives and links; return once all ranks have joined.
+
+    On a CPU, `advance` is called after each collective of the rank, and after each input from another stage.
+    """
+    number, shard = split.place_of(rank)
+    collectives: Collectives = SingleRankCollectives()
+    if split.shards > 1:
+        collectives = collectives_of(shard, split.shards, rendezvous.of_stage(number, split.stages), device)
+    advance = advance if device.type == "cpu" else None
+    if advance is not None:
+        collectives = ProgressCollectives(collectives, advance)
+    links = None if split.stages == 1 else TorchStageLinks(rank, split, rendezvous, device, advance)
+    return Shard(shard, split.shards, collectives, Stage(number, split.stages, links))
 
 
 def collectives_of(rank: int, size: int, rendezvous: Rendezvous, device: torch.device) -> Collectives:
@@ -73,7 +99,7 @@ class TorchCollectives:
         self._size = size
         self._device = device
         make = _nccl if device.type == "cuda" else _gloo
-        self._backend: _Backend = make(_store(rendezvous, size), rank, size, rendezvous.address)
+        self.backend: _Backend = make(_store(rendezvous, size), rank, size, rendezvous.address)
         self.all_reduce_min(
             0
         )  # connects all ranks: NCCL connects on first use, which must not happen during a graph capture
@@ -88,13 +114,13 @@ class TorchCollectives:
         """See `Collectives`."""
         rows, columns = x.shape
         gathered = x.new_empty(self._size * rows, columns)
-        _finish(self._backend._allgather_base(gathered, x.contiguous(), _in_order(AllgatherOptions())))
+        _finish(self.backend._allgather_base(gathered, x.contiguous(), _in_order(AllgatherOptions())))
         return gathered.view(self._size, rows, columns).transpose(0, 1).reshape(rows, self._size * columns)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
         x = x.contiguous()
-        _finish(self._backend.broadcast([x], _in_order(BroadcastOptions())))
+        _finish(self.backend.broadcast([x], _in_order(BroadcastOptions())))
         return x
 
     def all_reduce_min(self, number: int) -> int:
@@ -104,8 +130,42 @@ class TorchCollectives:
     def _reduced(self, x: torch.Tensor, how: Any) -> torch.Tensor:
         options = _in_order(AllreduceOptions())
         options.reduceOp = how
-        _finish(self._backend.allreduce([x], options))
+        _finish(self.backend.allreduce([x], options))
         return x
+
+
+class TorchStageLinks:
+    """The `StageLinks` of a rank: send and recv of NCCL on a GPU, in the order of steps, and of Gloo on a CPU."""
+
+    def __init__(
+        self,
+        rank: int,
+        split: Split,
+        rendezvous: Rendezvous,
+        device: torch.device,
+        advance: Callable[[], None] | None = None,
+    ) -> None:
+        """Wait for all ranks of all stages; `advance` is called after each input that has arrived."""
+        self._world = TorchCollectives(rank, split.ranks, rendezvous.of_world(), device)
+        self._before, self._after = rank + split.shards, rank - split.shards  # rank 0 is in the last stage
+        self._advance = advance
+        self._sent: deque[tuple[torch.Tensor, _Work]] = deque()
+        self.all_reduce_min = self._world.all_reduce_min
+
+    def receive(self, like: torch.Tensor) -> torch.Tensor:
+        """See `StageLinks`."""
+        x = torch.empty_like(like)
+        self._world.backend.recv([x], self._before, 0).wait()
+        if self._advance is not None:
+            self._advance()
+        return x
+
+    def send(self, x: torch.Tensor) -> None:
+        """See `StageLinks`. The tensor is kept until it has been sent; a few may be on their way."""
+        while len(self._sent) >= _MOST_SENT:
+            self._sent.popleft()[1].wait()
+        x = x.contiguous()
+        self._sent.append((x, self._world.backend.send([x], self._after, 0)))
 
 
 class ProgressCollectives:
@@ -143,7 +203,8 @@ def _store(rendezvous: Rendezvous, size: int) -> Store:
     if not rendezvous.store:
         return FileStore(str(Path(rendezvous.directory) / "rendezvous"), size)
     host, _, port = rendezvous.store.rpartition(":")
-    return TCPStore(host, int(port), size, False, TIMEOUT, wait_for_workers=False)
+    store = TCPStore(host, int(port), size, False, TIMEOUT, wait_for_workers=False)
+    return PrefixStore(rendezvous.group, store)
 
 
 def _gloo(store: Store, rank: int, size: int, address: str) -> Any:

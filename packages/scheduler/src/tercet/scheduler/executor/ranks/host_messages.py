@@ -61,8 +61,10 @@ class Model(_Message, frozen=True, kw_only=True, tag="model"):
     """cuda or cpu."""
     fingerprint: str
     count: int
-    """Number of ranks on each host, and on all hosts: `size`."""
-    size: int
+    """Number of ranks on each host."""
+    shards: int
+    """Number of ranks of each pipeline stage."""
+    stages: int
 
 
 class Begin(_Message, frozen=True, kw_only=True, tag="begin"):

@@ -28,6 +28,7 @@ from tercet.scheduler.executor.ranks.host_network import HostNetwork, HostsError
 from tercet.scheduler.executor.ranks.shared_options import fingerprint_of, followed, host_options
 from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options
+from tercet.scheduler.models.layers.shard import Split
 from tercet.scheduler.resolved_model import ResolvedModel, resolve_served_model
 
 logger = logging.getLogger(__name__)
@@ -131,14 +132,15 @@ class HostProcess:
     def _run_ranks(self, link: HostLink, model: Model, begin: Begin, shares: list[WorkerOptions]) -> None:
         """Run the ranks until one of them or host 0 is lost."""
         count, first = model.count, self._host * model.count
-        logger.info("starting ranks %d to %d of %d", first, first + count - 1, model.size)
+        split = Split(model.shards, model.stages)
+        logger.info("starting ranks %d to %d of %d", first, first + count - 1, split.ranks)
         allowed = allowed_cores() if model.device == "cpu" else []
         group = WorkerGroup(
             shares,
             [core_share(allowed, rank, count) for rank in range(count)],
             lambda rank, _, reason: self._on_rank_end(link, rank, reason),
             first=first,
-            size=model.size,
+            split=split,
             store=begin.store,
             address=link.address,
         )

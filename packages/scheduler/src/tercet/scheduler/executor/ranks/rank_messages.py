@@ -20,6 +20,8 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
     plan: Plan
     forced: list[Forced] = []
+    sampled: list[Forced] = []
+    """Tokens that rank 0 has sampled since the last step, for ranks of other pipeline stages."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
@@ -28,6 +30,15 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
 Order = RankStep | Prepare
 """Any order. Ranks execute orders in the order in which they were sent."""
+
+
+def without_sampling(plan: Plan) -> Plan:
+    """Return a plan for a rank without a head: it computes the same tokens, and samples and scores none."""
+    replace = msgspec.structs.replace
+    rows = [replace(row, sample=False) if row.sample else row for row in plan.rows]
+    introduce = [replace(init, prompt_logprobs=False) if init.prompt_logprobs else init for init in plan.introduce]
+    return replace(plan, rows=rows, introduce=introduce)
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

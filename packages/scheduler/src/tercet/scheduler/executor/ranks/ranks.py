@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tercet.protocol.messages.values import pack_ints
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.cpu_threads import allowed_cores, bind_to_cores, core_share
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.executor.lora.adapters import AdapterLoader
-from tercet.scheduler.executor.ranks.collectives import ProgressCollectives, collectives_of, host_store
+from tercet.scheduler.executor.ranks.collectives import host_store, shard_of
 from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.executor.ranks.hosts import Hosts
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, Prepare, RankStep, encode_order
@@ -25,7 +26,7 @@ from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.tp_worker import PendingStep, TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.cache import GrammarLoader
-from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.layers.shard import Split
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
 
@@ -36,10 +37,14 @@ _REPORT_SECONDS = 1.0
 class PendingRankStep:
     """A step that all ranks run. Tokens that grammars force after it are sent with the next order."""
 
-    def __init__(self, step: PendingStep, plan: Plan, forced: list[Forced]) -> None:
+    def __init__(
+        self, step: PendingStep, plan: Plan, forced: list[Forced], sampled: list[Forced] | None = None
+    ) -> None:
+        """Create the step. Tokens for the next order are appended to `forced`, and to `sampled` if it is given."""
         self._step = step
         self._plan: Plan | None = plan
         self._forced = forced
+        self._sampled = sampled
 
     def result(self) -> StepResult:
         """Wait for the step. Raise the error of its forward pass."""
@@ -47,6 +52,8 @@ class PendingRankStep:
             result = self._step.result()
         if self._plan is not None:
             self._forced += forced_tokens(self._plan, result)
+            if self._sampled is not None:
+                self._sampled += sampled_tokens(self._plan, result)
             self._plan = None
         return result
 
@@ -57,7 +64,7 @@ class Ranks:
     def __init__(
         self,
         options: WorkerOptions,
-        size: int,
+        split: Split,
         progress: Progress | None = None,
         advance: Advance = lambda: None,
         on_end: OnEnd | None = None,
@@ -68,27 +75,26 @@ class Ranks:
         With a `network`, wait for the other hosts, each of which runs as many ranks as this one. Raise ValueError for
         options that cannot work, and HostsError if the hosts do not meet.
         """
-        count = size if network is None else ranks_of_host(size, network.hosts)
+        count = split.ranks if network is None else ranks_of_host(split.ranks, network.hosts)
         shares = shared_options(options, count)
         device = select_device(shares[0].device)
         allowed = allowed_cores() if device.type == "cpu" else []
         cores = [core_share(allowed, rank, count) for rank in range(count)]
         self._forced: list[Forced] = []
-        self._hosts = None if network is None else Hosts(network, model_of(shares[0], device, size), self._lose)
+        self._sampled: list[Forced] | None = None if split.stages == 1 else []
+        self._hosts = None if network is None else Hosts(network, model_of(shares[0], device, split), self._lose)
         address = LOOPBACK if self._hosts is None else self._hosts.address
-        self._store = None if self._hosts is None else host_store(address, size)
+        self._store = None if self._hosts is None else host_store(address, split.ranks)
         store = "" if self._store is None else f"{self._store.host}:{self._store.port}"
-        self._workers = WorkerGroup(shares, cores, on_end, size=size, store=store, address=address)
+        self._workers = WorkerGroup(shares, cores, on_end, split=split, store=store, address=address)
         try:
             if self._hosts is not None:
                 self._hosts.wait_for_joins()
                 self._hosts.begin(store)
             bind_to_cores(cores[0])
-            collectives = collectives_of(0, size, self._workers.rendezvous, device)
-            if device.type == "cpu":
-                collectives = ProgressCollectives(collectives, advance)
             with lost_ranks_reported():
-                self._worker = TpModelWorker(shares[0], progress, advance, Shard(0, size, collectives))
+                shard = shard_of(0, split, self._workers.rendezvous, device, advance)
+                self._worker = TpModelWorker(shares[0], progress, advance, shard)
             self._workers.wait_for_all()
             if self._hosts is not None:
                 self._hosts.wait_for_all()
@@ -140,9 +146,11 @@ class Ranks:
 
     def submit(self, plan: Plan) -> PendingRankStep:
         """Start a step in all ranks. Raise RankError if a rank cannot be reached."""
-        self._send(RankStep(plan=plan, forced=self._forced))
+        self._send(RankStep(plan=plan, forced=self._forced, sampled=self._sampled or []))
         self._forced.clear()
-        return PendingRankStep(self._worker.submit(plan), plan, self._forced)
+        if self._sampled is not None:
+            self._sampled.clear()
+        return PendingRankStep(self._worker.submit(plan), plan, self._forced, self._sampled)
 
     def prepare(self) -> bool:
         """Capture the next graph in all ranks. See `Executor.prepare`."""
@@ -172,10 +180,18 @@ class Ranks:
         self._workers.exit(reason)
 
 
+def sampled_tokens(plan: Plan, result: StepResult) -> list[Forced]:
+    """Return the tokens that a step has sampled, as orders to append them."""
+    pairs = zip(plan.rows, result.token_ids, strict=True)
+    return [
+        Forced(row.slot, row.start + row.count, pack_ints([token])) for row, token in pairs if row.sample and token >= 0
+    ]
+
+
 def ranks_of_host(size: int, hosts: int) -> int:
     """Return the number of ranks of each host. Raise ValueError if they cannot be equal."""
     if size % hosts or size < hosts:
-        raise ValueError(f"{size} processes (--tensor-parallel-size) cannot be split evenly over --nnodes {hosts}")
+        raise ValueError(f"{size} processes cannot be split evenly over --nnodes {hosts}")
     return size // hosts
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import socket
 import struct
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +21,21 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     """HOST:PORT of the store, if there are other hosts. Unlike plans, its traffic has no keys."""
     address: str = LOOPBACK
     """Address of this host, to which sockets of collectives are bound."""
+    group: str = "world"
+    """Name of a group of ranks, among those that meet at the store."""
+
+    def of_world(self) -> "Rendezvous":
+        """Return the rendezvous of all ranks."""
+        return self._of_group("world")
+
+    def of_stage(self, number: int, stages: int) -> "Rendezvous":
+        """Return the rendezvous of the ranks of one of several pipeline stages."""
+        return self if stages == 1 else self._of_group(f"stage-{number}")
+
+    def _of_group(self, group: str) -> "Rendezvous":
+        directory = Path(self.directory) / group
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return msgspec.structs.replace(self, group=group, directory=str(directory))
 
 
 def interface_of(address: str) -> str:

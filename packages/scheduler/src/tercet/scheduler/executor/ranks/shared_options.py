@@ -10,6 +10,7 @@ from tercet.scheduler.device.devices import first_gpu, slow_dtype
 from tercet.scheduler.executor.ranks.host_messages import Model
 from tercet.scheduler.executor.worker_options import WorkerOptions, encode_options
 from tercet.scheduler.model_files import model_identity, served_dtype
+from tercet.scheduler.models.layers.shard import Split
 
 
 def shared_options(
@@ -34,8 +35,8 @@ def followed(options: WorkerOptions) -> WorkerOptions:
     return replace(options, grammar_backend="none", overlap=False)
 
 
-def model_of(options: WorkerOptions, device: torch.device, size: int) -> Model:
-    """Return the model of rank 0, of `size` ranks, for other hosts; without a session."""
+def model_of(options: WorkerOptions, device: torch.device, split: Split) -> Model:
+    """Return the model of rank 0 for other hosts, without a session."""
     dtype = served_dtype(options.model, options.dtype, slow=slow_dtype(device))
     given = replace(options, dtype=dtype)
     return Model(
@@ -44,7 +45,8 @@ def model_of(options: WorkerOptions, device: torch.device, size: int) -> Model:
         device=device.type,
         fingerprint=fingerprint_of(given),
         count=options.host_ranks,
-        size=size,
+        shards=split.shards,
+        stages=split.stages,
     )
 
 

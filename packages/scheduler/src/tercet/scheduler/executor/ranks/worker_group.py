@@ -14,6 +14,7 @@ from tercet.scheduler.executor.ranks.rendezvous import LOOPBACK, Rendezvous
 from tercet.scheduler.executor.ranks.worker_main import EXIT_CONFIG, Start
 from tercet.scheduler.executor.ranks.worker_process import OnEnd, RankProcess
 from tercet.scheduler.executor.worker_options import WorkerOptions, encode_options
+from tercet.scheduler.models.layers.shard import Split
 
 logger = logging.getLogger(__name__)
 
@@ -34,26 +35,28 @@ class WorkerGroup:
         on_end: OnEnd | None = None,
         *,
         first: int = 0,
-        size: int | None = None,
+        split: Split | None = None,
         store: str = "",
         address: str = LOOPBACK,
     ) -> None:
         """Start the processes. `options` and `cores` are of each rank of this host, of which `first` is the number.
 
-        `size` is the number of ranks on all hosts; `store` and `address` are those of `Rendezvous`. `on_end` is called
+        `split` is that of the ranks on all hosts; `store` and `address` are those of `Rendezvous`. `on_end` is called
         if a rank ends unasked. By default this process ends, too, because its current step could never finish.
         """
         self.directory = new_socket_directory("tercet-ranks-")
         self.rendezvous = Rendezvous(directory=str(self.directory), store=store, address=address)
         self._ending = threading.Event()
         self._processes: list[RankProcess] = []
+        split = split or Split(len(options))
         started = [rank for rank in range(first, first + len(options)) if rank]
         self._orders = PlanSender(address_of(self.directory, rank) for rank in started)
         try:
             for rank in started:
                 start = Start(
                     rank=rank,
-                    size=size or len(options),
+                    shards=split.shards,
+                    stages=split.stages,
                     rendezvous=self.rendezvous,
                     cores=[*cores[rank - first]],
                     log=settings_of_rank(rank),

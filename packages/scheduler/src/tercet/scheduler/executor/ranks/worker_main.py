@@ -40,7 +40,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of a rank: one line of JSON on its standard input, whose other end closes when the parent ends."""
 
     rank: int
-    size: int
+    shards: int
+    """Ranks of each pipeline stage."""
+    stages: int
     rendezvous: Rendezvous
     cores: list[int]
     """Cores to which the process is bound; empty for all."""
@@ -99,37 +101,40 @@ def run(start: Start, heartbeats: _Heartbeats) -> None:
         sys.exit(1 if isinstance(error, InsufficientMemoryError) else EXIT_CONFIG)
     gc.freeze()
     heartbeats.state = SERVING
-    follow(worker, orders.next)
+    follow(worker, orders.next, samples=start.rank < start.shards)
 
 
 def build(start: Start) -> "TpModelWorker":
     """Return the worker of a shard. Raise ValueError for options that cannot work."""
     from tercet.scheduler.device.cpu_threads import bind_to_cores
     from tercet.scheduler.device.devices import select_device
-    from tercet.scheduler.executor.ranks.collectives import collectives_of
+    from tercet.scheduler.executor.ranks.collectives import shard_of
     from tercet.scheduler.executor.tp_worker import TpModelWorker
     from tercet.scheduler.executor.worker_options import decode_options
-    from tercet.scheduler.models.layers.shard import Shard
+    from tercet.scheduler.models.layers.shard import Split
 
     options = decode_options(start.options)
     bind_to_cores(start.cores)
     device = select_device(options.device)
-    collectives = collectives_of(start.rank, start.size, start.rendezvous, device)
-    return TpModelWorker(options, shard=Shard(start.rank, start.size, collectives))
+    split = Split(start.shards, start.stages)
+    return TpModelWorker(options, shard=shard_of(start.rank, split, start.rendezvous, device))
 
 
-def follow(worker: "TpModelWorker", take: "Callable[[], Order]") -> None:
-    """Execute orders until a step raises, which ends this process and rank 0 with it."""
+def follow(worker: "TpModelWorker", take: "Callable[[], Order]", *, samples: bool = True) -> None:
+    """Execute orders until a step raises, which ends this process and rank 0 with it.
+
+    A rank that does not sample, because its pipeline stage is not the last one, takes the tokens of rank 0.
+    """
     from tercet.protocol.messages.values import unpack_ints
-    from tercet.scheduler.executor.ranks.rank_messages import Prepare, RankStep
+    from tercet.scheduler.executor.ranks.rank_messages import Prepare, RankStep, without_sampling
 
     while True:
         order = take()
         match order:
-            case RankStep(plan=plan, forced=forced):
-                for each in forced:
+            case RankStep(plan=plan, forced=forced, sampled=sampled):
+                for each in forced if samples else [*sampled, *forced]:
                     worker.force(each.slot, each.first, unpack_ints(each.tokens))
-                worker.follow(plan)
+                worker.follow(plan if samples else without_sampling(plan))
             case Prepare():
                 worker.prepare()
             case _:

@@ -206,7 +206,12 @@ class CausalLM(OpsModule):
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, vocab], in the model's dtype, of hidden states [rows, hidden]."""
+        """Return logits [rows, vocab], in the model's dtype, of hidden states [rows, hidden].
+
+        A pipeline stage without a head, which samples only to warm up, returns zeros.
+        """
+        if not self.shard.stage.is_last:
+            return hidden.new_zeros(len(hidden), self.config.vocab_size)
         logits = self.ops.project(hidden, self.head.weight, None)
         return scale_logits(self.shard.gather_columns(logits, self.config.vocab_size), self.config)
 

@@ -106,6 +106,24 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """A split of a model over ranks: pipeline stages of `shards` ranks each."""
+
+    shards: int = 1
+    stages: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.shards * self.stages
+
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """Return the stage of a rank, and the number of its shard. Rank 0 is in the last stage, which samples."""
+        behind, shard = divmod(rank, self.shards)
+        return self.stages - 1 - behind, shard
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """Shard `rank` of `size` equal shards of a pipeline stage, which is the whole model without pipeline stages."""
 
