@@ -5,6 +5,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tercet.protocol.messages.values import MemoryTag, Task
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import WeightsRead
+from tercet.scheduler.executor.loading import weights_number
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -39,7 +41,7 @@ NATIVE = pytest.param("cpu", marks=pytest.mark.skipif(bool(missing_library()), r
 
 def other_weights(model: Path, directory: Path, *, seed: int = 1) -> Path:
     """A checkpoint of the same shape, without a tokenizer, as a trainer would leave it."""
-    directory.mkdir()
+    directory.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
     tensors = load_file(model / "model.safetensors")
     noisy = {
@@ -115,6 +117,18 @@ def test_they_are_rounded_as_the_old_ones_were(checkpoints: Callable[[str], Path
     with serving(model, quantization="int8") as run:
         update(run, new)
         assert ask(run, "after") == alone(new, quantization="int8")
+
+
+def test_other_weights_of_one_name_are_told_apart(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    """Hosts may have different files at the path of an update: then all ranks keep the weights that they had."""
+    model = checkpoints("llama")
+    options = WorkerOptions(model=model)
+    one, other = (
+        weights_number(replace(options, weights=other_weights(model, tmp_path / name / "new", seed=seed)))
+        for name, seed in (("one", 1), ("other", 2))
+    )
+    assert one != other
+    assert min(one, other) > weights_number(options) == 1
 
 
 @pytest.mark.parametrize("split", [Split(2), Split(1, 2)], ids=str)

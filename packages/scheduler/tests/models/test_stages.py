@@ -95,3 +95,13 @@ def test_models_that_cannot_be_staged_are_refused(name: str, words: str, checkpo
     config = load_config(checkpoints(name))
     with pytest.raises(ValueError, match=rf"{config.architecture} runs .*: {words}"):
         build_model(config, shard=Shard(stage=Stage(0, 2)))
+
+
+def test_ranks_of_all_stages_compare_a_number() -> None:
+    cases = {(7, 7, 7, 7): True, (7, 7, 8, 7): False, (0, 0, 0, 0): False, (7, 0, 7, 7): False}
+
+    def run(shard: Shard) -> list[bool]:
+        return [shard.all_equal(numbers[2 * shard.stage.number + shard.rank]) for numbers in cases]
+
+    assert on_ranks(2, run, stages=2) == [[*cases.values()]] * 4
+    assert WHOLE.all_equal(3)

@@ -29,3 +29,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     place = tmp_path_factory.mktemp("t")
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     return place
+
+
+@pytest.fixture
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a path short enough for sockets."""
+    return tmp_path_factory.mktemp("r")

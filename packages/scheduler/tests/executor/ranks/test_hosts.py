@@ -14,7 +14,7 @@ from tercet.protocol.errors import DecodeError
 from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.keys import write_keys
 from tercet.protocol.transport.security import Security
-from tercet.scheduler.config import ConfigError, HostOptions, ProcessOptions
+from tercet.scheduler.config import ConfigError, HostOptions, ModelOptions, ProcessOptions
 from tercet.scheduler.executor.rank_strategy import RankError
 from tercet.scheduler.executor.ranks import host_link, liveness
 from tercet.scheduler.executor.ranks.host_link import HostLink, LostError
@@ -31,6 +31,7 @@ from tercet.scheduler.executor.ranks.host_messages import (
     encode,
 )
 from tercet.scheduler.executor.ranks.host_network import HostNetwork, HostsError
+from tercet.scheduler.executor.ranks.host_process import HostProcess
 from tercet.scheduler.executor.ranks.hosts import Hosts
 from tercet.scheduler.executor.ranks.liveness import LOADING_SILENCE, SILENCE, SilenceTimer
 from tercet.scheduler.executor.ranks.ranks import ranks_of_host
@@ -324,3 +325,17 @@ def test_a_link_wakes_for_another_thread(hosts: Hosts, network: HostNetwork) -> 
         began = time.monotonic()
         [*link.receive(lambda: False)]
         assert time.monotonic() - began < liveness.INTERVAL
+
+
+def test_a_host_that_never_reaches_host_0_says_so(
+    network: HostNetwork, directory: Path, checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_link, "ATTEMPT", 0.1)
+    process = ProcessOptions(listen=f"ipc://{directory}")
+    model, hosts = ModelOptions(model=str(checkpoints("llama"))), HostOptions(node_rank=1)
+    words = (
+        rf"host 0 was not reached at {network.address} within 0\.3 s: run `tercet serve MODEL --nnodes N --node-rank 0 "
+        f"--dist-init-addr {network.address.removeprefix('tcp://')}` there, with the same keys"
+    )
+    with pytest.raises(HostsError, match=words):
+        HostProcess(process, model, hosts, replace(network, timeout=0.3)).run()

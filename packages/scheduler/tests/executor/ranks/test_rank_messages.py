@@ -59,12 +59,6 @@ def give_many(given: PlanSender, order: Order, count: int) -> None:
         given.send(encode_order(order))
 
 
-@pytest.fixture
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a path short enough for sockets."""
-    return tmp_path_factory.mktemp("r")
-
-
 def test_orders_arrive_in_order_at_every_follower(directory: Path) -> None:
     addresses = [address_of(directory, rank) for rank in (1, 2)]
     given = PlanSender(addresses)

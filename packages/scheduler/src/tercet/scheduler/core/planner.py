@@ -55,7 +55,7 @@ class Planner:
         self.encodings = Encodings()
         self._stages = config.stages
         self.is_full = False
-        """If set, every stage of a pipeline has a plan: decodes wait, and chunks of prompts go ahead."""
+        """Every stage of a pipeline has a plan: decodes wait, since more plans would be smaller; prompts go ahead."""
         self.running: dict[Req, None] = {}
         self.blocked_peers: set[str] = set()
         self.pending_grammars: set[Grammar] = set()
@@ -195,7 +195,6 @@ class Planner:
         """
         starved = []
         blocked, rows, reqs = self.blocked_peers, builder.rows, builder.reqs
-        # each stage computes a plan of other choices: more plans than stages would be smaller ones
         most = 0 if self.is_full else -(-len(self.running) // self._stages)
         for req in self.running:
             length, computed = req.length, req.computed

@@ -127,6 +127,13 @@ def check_replacement(weights: Path, options: WorkerOptions, config: DecoderShap
             pass  # raises if safetensors finds the file invalid
 
 
+def weights_number(options: WorkerOptions) -> int:
+    """Return a positive number of the weights here: others have another number. It is 1 if none were replaced."""
+    if options.weights is None:
+        return 1
+    return int(model_identity(options.model, "", weights=options.weights).weights[:15], 16) + 2
+
+
 def load_model(
     options: WorkerOptions,
     config: DecoderShape,

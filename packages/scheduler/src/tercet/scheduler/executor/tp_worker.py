@@ -32,6 +32,7 @@ from tercet.scheduler.executor.loading import (
     reading_model,
     sampling_ops,
     shape_of,
+    weights_number,
 )
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.media.audio import AudioMemory, StepAudio
@@ -263,16 +264,16 @@ class TpModelWorker:
 
         If that fails in any rank, restore what was before and return the reason. Raise if that fails, too.
         """
-        before = self._options, self._released
+        before, fault, number = (self._options, self._released), "", 0
         gc.unfreeze()  # in case the process froze its objects after start
-        fault = ""
         try:
+            number = weights_number(options)
             self._set_memory(options, released)
         except Exception as error:  # any error in the files; or lack of memory, for which the previous weights may fit
             logger.error("weights or memory: change failed: path=%s", options.checkpoint, exc_info=True)
             fault = error_line(error)
-        if not self._shard.all_reduce_min(0 if fault else 1):
-            fault = fault or "another rank cannot load the weights or allocate memory"
+        if not self._shard.all_equal(0 if fault else number):
+            fault = fault or "another rank has other weights there, or cannot load them or allocate memory"
             logger.error("weights or memory: restoring the previous state")
             self._set_memory(*before)
         gc.freeze()

@@ -142,6 +142,10 @@ class Shard:
         links = self.stage.links
         return self.collectives.all_reduce_min(number) if links is None else links.all_reduce_min(number)
 
+    def all_equal(self, number: int) -> bool:
+        """Return whether the numbers of all ranks of the model are equal, and above 0."""
+        return self.all_reduce_min(number) == -self.all_reduce_min(-number) > 0
+
     def span(self, count: int, what: str) -> range:
         """Return this rank's range of `count`. Raise ValueError if it does not divide evenly."""
         if count % self.size:
