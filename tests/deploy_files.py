@@ -104,6 +104,14 @@ def container(part: str) -> dict[str, Any]:
     return only
 
 
+def host_pods() -> dict[str, dict[str, Any]]:
+    """Return the pods of the LeaderWorkerSet of a model on several hosts, by the name of their template."""
+    objects = yaml.safe_load_all((DEPLOY / "kubernetes-hosts" / "scheduler.yaml").read_text())
+    (found,) = [each for each in objects if each["kind"] == "LeaderWorkerSet"]
+    spec = found["spec"]["leaderWorkerTemplate"]
+    return {name: spec[name] for name in ("leaderTemplate", "workerTemplate")}
+
+
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Yield every command line in deploy/ with its place."""
     for part in PARTS:
@@ -113,6 +121,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             if "exec" in container(part)[probe]:
                 yield f"kubernetes {part}, {probe}", container(part)[probe]["exec"]["command"]
+    for name, template in host_pods().items():
+        yield f"kubernetes-hosts {name}", ["tercet-scheduler", *template["spec"]["containers"][0]["args"]]
     for name, service in compose()["services"].items():
         if name in MONITORING:
             continue

@@ -21,6 +21,7 @@ from tests.deploy_files import (
     compose,
     container,
     declared_closure,
+    host_pods,
     kubernetes_files,
     kustomization,
     manifests,
@@ -323,3 +324,41 @@ def test_every_part_scales_and_keeps_a_pod_through_disruptions() -> None:
     assert autoscaler["minReplicas"] > 1, "a budget of one pod unavailable must leave another"
     assert "replicas" not in manifests("Deployment")["scheduler"]["spec"], "applying again would undo the autoscaler"
     assert autoscaler["metrics"][0]["external"]["metric"]["name"] == "tercet_queued"
+
+
+def test_pods_of_several_hosts_follow_the_schemas_of_kubernetes(tmp_path: Path) -> None:
+    """The schema of LeaderWorkerSet is not among those of Kubernetes; its templates are those of pods."""
+    for name, template in host_pods().items():
+        labels = template["metadata"]["labels"]
+        spec = {"selector": {"matchLabels": labels}, "template": template}
+        deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": spec}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(deployment))
+    objects = list(yaml.safe_load_all((DEPLOY / "kubernetes-hosts" / "scheduler.yaml").read_text()))
+    assert [each["kind"] for each in objects] == ["LeaderWorkerSet", "NetworkPolicy"]
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(objects[1]))
+    check("kubernetes-validate", "--strict", *sorted(tmp_path.glob("*.yaml")))
+
+
+def test_hosts_of_a_model_differ_in_their_split_and_labels_alone() -> None:
+    leader, worker = host_pods().values()
+    one, other = (template["spec"]["containers"][0] for template in (leader, worker))
+    split = ["--nnodes=2", "--tensor-parallel-size=8", "--pipeline-parallel-size=2"]
+    assert one["args"] == [*other["args"], *split]
+    assert {**one, "args": []} == {**other, "args": []}
+    assert {**leader["spec"], "containers": []} == {**worker["spec"], "containers": []}
+    alone = container("scheduler")
+    assert one["image"] == alone["image"]
+    assert one["securityContext"] == alone["securityContext"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert one[probe] == alone[probe]
+    assert leader["metadata"]["labels"] == manifests("Service")["scheduler"]["spec"]["selector"]
+    assert worker["metadata"]["labels"] != leader["metadata"]["labels"], "frontends connect to the leader alone"
+    assert int(one["resources"]["limits"]["nvidia.com/gpu"]) * 2 == 8 * 2
+
+
+def test_several_hosts_replace_the_deployment() -> None:
+    found = kustomization("kubernetes-hosts")
+    assert found["resources"] == ["../kubernetes", "scheduler.yaml"]
+    targets = {(patch["target"]["kind"], patch["target"]["name"]) for patch in found["patches"]}
+    assert targets == {("Deployment", "scheduler"), ("HorizontalPodAutoscaler", "scheduler")}
+    assert all("$patch: delete" in patch["patch"] for patch in found["patches"])

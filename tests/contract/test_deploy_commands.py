@@ -19,5 +19,8 @@ APPS: dict[str, App] = {
 
 @pytest.mark.parametrize(("where", "command"), [pytest.param(*each, id=each[0]) for each in commands()])
 def test_every_command_is_one_that_its_program_takes(where: str, command: list[str]) -> None:
-    words = [word.replace("$(POD_NAME)", "scheduler-6c8f7d9b5-x2kqz") for word in command[1:]]
+    values = {"$(POD_NAME)": "scheduler-6c8f7d9b5-x2kqz", "$(LWS_WORKER_INDEX)": "1", "$(LWS_LEADER_ADDRESS)": "leader"}
+    words = command[1:]
+    for name, value in values.items():
+        words = [word.replace(name, value) for word in words]
     APPS[command[0]].parse_args(words, exit_on_error=False, print_error=False)
