@@ -1,6 +1,10 @@
 """A model in pipeline stages, which are processes, says what one process says."""
 
-from collections.abc import Callable
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from packages.scheduler.tests.executor.ranks.test_ranks import PHRASE, outputs_o
 from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import Plan, Row, SlotInit, StepResult
+from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.executor.ranks.rank_messages import Forced, without_sampling
 from tercet.scheduler.executor.ranks.ranks import Ranks, sampled_tokens
 from tercet.scheduler.executor.tp_worker import TpModelWorker
@@ -19,7 +24,14 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.shard import Split
 from tercet.scheduler.testing import Driver, request
 
-SPLITS = [Split(1, 2), *(pytest.param(split, marks=pytest.mark.slow) for split in (Split(2, 2), Split(1, 4)))]
+CASES = [
+    pytest.param(Split(1, 2), 1),
+    *(
+        pytest.param(split, hosts, marks=pytest.mark.slow)
+        for split, hosts in ((Split(2, 2), 1), (Split(1, 4), 1), (Split(2), 2), (Split(1, 2), 2), (Split(2, 2), 2))
+    ),
+]
+"""Splits, and numbers of hosts."""
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +53,39 @@ def options(model: Path) -> WorkerOptions:
     return WorkerOptions(model=model, device="cpu", slots=8, page_size=8, kv_cache_bytes=1 << 20)
 
 
+@contextmanager
+def other_hosts(model: Path, hosts: int, place: Path) -> Iterator[HostNetwork | None]:
+    """Run the processes of the other hosts, on loopback; yield the network of host 0."""
+    if hosts == 1:
+        yield None
+        return
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "tercet.scheduler", "--model", str(model), "--device", "cpu", "--threads", "1"]
+    command += ["--dist-init-addr", address, "--insecure-loopback", "--listen", f"ipc://{place}"]
+    others = [subprocess.Popen([*command, "--node-rank", str(host)]) for host in range(1, hosts)]
+    try:
+        yield HostNetwork(hosts=hosts, address=f"tcp://{address}", timeout=60)
+    finally:
+        for each in others:
+            each.terminate()
+            assert each.wait(20) == 0
+
+
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-def test_stages_say_what_one_process_says(split: Split, options: WorkerOptions, place: Path) -> None:
+@pytest.mark.parametrize(("split", "hosts"), CASES, ids=str)
+def test_stages_say_what_one_process_says(split: Split, hosts: int, options: WorkerOptions, place: Path) -> None:
     """Chunked prompts, n = 2, penalties, log-probabilities of prompts, and a grammar that forces tokens."""
     alone = TpModelWorker(options)
     expected = outputs_of(Driver(alone.capacity, CoreConfig(token_budget=23), executor=alone))
     alone.close()
-    ranks = Ranks(replace(options, overlap=True), split)
-    config = CoreConfig(token_budget=23, stages=split.stages)
-    driver = Driver(ranks.capacity, config, overlap=split.stages, executor=ranks)
-    output, finishes, logprobs, prompt_logprobs = outputs_of(driver)
-    ranks.close()
+    with other_hosts(options.model, hosts, place) as network:
+        ranks = Ranks(replace(options, overlap=True), split, network=network)
+        config = CoreConfig(token_budget=23, stages=split.stages)
+        driver = Driver(ranks.capacity, config, overlap=split.stages, executor=ranks)
+        output, finishes, logprobs, prompt_logprobs = outputs_of(driver)
+        ranks.close()
     assert output == expected[0]
     assert finishes == expected[1]
     assert logprobs == {key: pytest.approx(given, abs=1e-4) for key, given in expected[2].items()}

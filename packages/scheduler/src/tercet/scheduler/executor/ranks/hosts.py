@@ -1,6 +1,7 @@
 """Host 0's side of the links to the other hosts of a model: waits for them, sends orders, and watches them."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -138,6 +139,13 @@ class Hosts:
         )
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            logger.critical("the links to other hosts failed, ending this process", exc_info=True)
+            os._exit(1)
+
+    def _serve(self) -> None:
         sent = 0.0
         while not self._closing:
             self._poller.wait(max(0.0, sent + INTERVAL - time.monotonic()))
