@@ -57,22 +57,20 @@ class Dockerfile:
 
 
 @cache
-def compose() -> dict[str, Any]:
-    """Return compose.yaml with the values of deploy/.env for its variables."""
+def compose(file: str = "compose.yaml") -> dict[str, Any]:
+    """Return a compose file with the values of deploy/.env for its variables."""
     values = dict(
         line.split("=", 1) for line in (DEPLOY / ".env").read_text().splitlines() if line[:1] not in {"", "#"}
     )
-    text = re.sub(
-        r"\$\{(\w+):-([^}]*)\}", lambda found: values.get(found[1], found[2]), (DEPLOY / "compose.yaml").read_text()
-    )
+    text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: values.get(found[1], found[2]), (DEPLOY / file).read_text())
     assert "$" not in text, "a variable without a default"
     parsed: dict[str, Any] = yaml.safe_load(text)
     return parsed
 
 
 def part_of(service: str) -> str:
-    """Return the part that a service of compose.yaml runs."""
-    return service.removesuffix("-gpu")
+    """Return the part that a service of a compose file runs."""
+    return "scheduler" if service == "ranks" else service.removesuffix("-gpu")
 
 
 def manifests(kind: str) -> dict[str, dict[str, Any]]:
@@ -130,6 +128,9 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         yield f"compose {name}", [*entry, *service["command"]]
         if "test" in service["healthcheck"]:
             yield f"compose {name}, health", service["healthcheck"]["test"][1:]
+    for name, service in compose("compose-hosts.yaml")["services"].items():
+        yield f"compose-hosts {name}", [f"tercet-{part_of(name)}", *service["command"]]
+        yield f"compose-hosts {name}, health", service["healthcheck"]["test"][1:]
     for number, line in enumerate((DEPLOY / "README.md").read_text().splitlines(), 1):
         if (words := shlex.split(line, comments=True) if line.startswith("    ") else []) and words[0] == "tercet":
             yield f"README.md:{number}", words

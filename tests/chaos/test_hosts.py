@@ -1,8 +1,11 @@
 """A model on two hosts, which are network namespaces: ranks and hosts that die, hang and are cut off under load."""
 
 import asyncio
+import json
 import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from tests.chaos.conftest import OPTIONS, Table
 from tests.chaos.fault_injection import failures, machine_load
 from tests.chaos.load import FULL, Job, Load, Outcome, shuffled
 from tests.chaos.output_check import Ids, OutputCheck, Verdict
+from tests.deploy_files import compose, part_of
 from tests.namespaces import Network, why_not
 from tests.two_hosts import Host, command_of, ranks_of, scheduler_of
 
@@ -142,3 +146,49 @@ def test_no_request_fails_with_a_rank_or_a_host(
         f"{len(outcomes)} requests, 0 failed; {len(stalls)} streams under way; noticed after {noticed:.1f} s; all move "
         f"again after {max(stalls):.1f} s; {verdict.ties} ties in {verdict.texts} texts"
     )
+
+
+def test_the_commands_of_compose_serve_a_model_on_two_hosts(tmp_path: Path) -> None:
+    """Two pipeline stages, by the command lines of deploy/compose-hosts.yaml."""
+    addresses = {"near": "10.205.0.10", "far": "10.205.0.20"}
+    network = Network(addresses, {})
+    write_keys(tmp_path)
+    values = {"127.0.0.1:30150": f"{addresses['near']}:30150", "size=8": "size=1"}
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for name, service in compose("compose-hosts.yaml")["services"].items():
+            part = part_of(name)
+            words = service["command"]
+            for old, new in {**values, "/keys": str(tmp_path / part)}.items():
+                words = [word.replace(old, new) for word in words]
+            host = "far" if name == "ranks" else "near"
+            command = [str(Path(sys.executable).with_name(f"tercet-{part}")), *words]
+            network.start(host, *command, env={"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path)})
+            processes.append(network.processes.pop(host))
+        body = json.dumps({"text": "A tercet is", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}).encode()
+
+        def ask() -> str:
+            headers = {"content-type": "application/json"}
+            query = urllib.request.Request("http://127.0.0.1:8000/generate", body, headers)
+            with urllib.request.urlopen(query, timeout=120) as response:
+                return str(json.load(response)["text"])
+
+        network.on("near", lambda: wait_until_healthy("http://127.0.0.1:8000/health"))
+        assert network.on("near", ask)
+    finally:
+        for process in processes:
+            process.terminate()
+        ends = [process.wait(60) for process in processes]
+        network.close()
+    assert not any(ends), ends
+
+
+def wait_until_healthy(url: str) -> None:
+    end = time.monotonic() + 120
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.2)

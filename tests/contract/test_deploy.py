@@ -45,8 +45,9 @@ def test_yaml_is_tidy() -> None:
     check("yamllint", "--strict", "--config-file", DEPLOY / ".yamllint.yaml", DEPLOY)
 
 
-def test_compose_follows_its_specification() -> None:
-    check("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+@pytest.mark.parametrize("file", ["compose.yaml", "compose-hosts.yaml"])
+def test_compose_follows_its_specification(file: str) -> None:
+    check("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / file)
 
 
 def test_manifests_follow_the_schemas_of_kubernetes() -> None:
@@ -362,3 +363,27 @@ def test_several_hosts_replace_the_deployment() -> None:
     targets = {(patch["target"]["kind"], patch["target"]["name"]) for patch in found["patches"]}
     assert targets == {("Deployment", "scheduler"), ("HorizontalPodAutoscaler", "scheduler")}
     assert all("$patch: delete" in patch["patch"] for patch in found["patches"])
+
+
+def test_compose_for_two_hosts_is_as_hardened_and_listens_on_loopback() -> None:
+    services = compose("compose-hosts.yaml")["services"]
+    assert {name: service["profiles"] for name, service in services.items()} == {
+        "frontend": ["server"],
+        "detokenizer": ["server"],
+        "scheduler": ["server"],
+        "ranks": ["ranks"],
+    }
+    for name, service in services.items():
+        part = part_of(name)
+        assert service["image"].removesuffix("-cuda") == SERVICES[part]["image"]
+        assert service["network_mode"] == "host"
+        for option_name in ("read_only", "cap_drop", "security_opt", "tmpfs", "restart", "stop_grace_period"):
+            assert service[option_name] == SERVICES[part][option_name]
+        assert option(service["command"], "--listen") == f"tcp://127.0.0.1:{INBOX_PORTS[part]}"
+        (keys,) = [volume for volume in service["volumes"] if volume["target"] == option(service["command"], "--keys")]
+        assert keys["source"].endswith(f"/{part}")
+        assert keys["read_only"] is True
+    near, far = services["scheduler"], services["ranks"]
+    split = ["--nnodes=2", "--tensor-parallel-size=8", "--pipeline-parallel-size=2"]
+    assert near["command"] == [*far["command"][:3], "--node-rank=0", far["command"][4], *split]
+    assert far["command"][3] == "--node-rank=1"
