@@ -17,12 +17,14 @@ def test_every_operation_is_measured_once(device: torch.device, monkeypatch: pyt
     monkeypatch.setattr(figures, "HEADS", 2)
     monkeypatch.setattr(figures, "KV_HEADS", 1)
     found = list(figures.fused_figures(device, torch.float32, tokens=16, hidden=64, vocab=64, rows=2, context=8))
-    assert len({figure.name for figure in found}) == len(found) == 26
+    assert len({figure.name for figure in found}) == len(found) == 30
     assert all(figure.amount > 0 for figure in found)
     by_name = {figure.name: figure for figure in found}
     assert by_name["fused add_rmsnorm"].amount == 4 * 16 * 64 * 4
     assert by_name["fused latent decode"].amount == 2 * 8 * 576 * 4
     assert by_name["fused latent extend"].amount == 2 * 16 * (576 + 512) * 36
+    assert by_name["fused delta rule, decode"].amount == 2 * 8 * 2 * 128 * 128 * 4
+    assert by_name["fused scan, prompt"].amount == 5 * 8 * 2 * 128 * 128
     assert by_name["fused moe, 1 token"].amount == 8 * 3 * 12 * 32 * 4
     assert by_name["fused lora, an adapter each"].amount == 4 * (2 * 64 * (3 * 64 + 96) + 2 * 64 + 2 * 2 * 96)
     assert by_name["fused lora, one adapter"].amount == 4 * (64 * (3 * 64 + 96) + 16 * 64 + 2 * 16 * 96)

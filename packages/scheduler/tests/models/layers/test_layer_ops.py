@@ -31,8 +31,10 @@ from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
 from tercet.kernels.triton.sampling import sampler_ops as fused_ops
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.executor.kv_budget import state_layers
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps, layer_ops, set_ops
 from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
@@ -48,7 +50,7 @@ PARAMS = [
     SamplingParams(max_new_tokens=9, temperature=1.2, top_p=0.9, seed=5),
 ]
 
-ALIKE = ["qwen2_moe", "olmoe", "minimax_m2", "glm", "smollm3", "gemma3", "deepseek_v2"]
+ALIKE = ["qwen2_moe", "olmoe", "minimax_m2", "glm", "smollm3", "gemma3", "deepseek_v2", "lfm2", "kimi_linear"]
 """Families whose operations others have, too."""
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(DEVICE)), reason=missing_triton(DEVICE))
@@ -84,6 +86,7 @@ def generate(
         vocab_size=config.vocab_size,
         device=DEVICE,
         sampling_ops=fused_ops if fused else sampler_ops,
+        states=StatePool(state_layers(config), 2, 0, DEVICE) if config.recurrent is not None else None,
     )
     inits = [
         SlotInit(
@@ -108,7 +111,7 @@ def generate(
     "name",
     [
         *("llama_tied", "qwen3_sliding", "glm4_moe", "phi3_longrope", "granite", "gemma2", "gpt_oss"),
-        "deepseek_v3_moe",
+        *("deepseek_v3_moe", "qwen3_5", "granite_hybrid"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ALIKE),
     ],
 )

@@ -7,13 +7,11 @@ A state pool is [states, ...]: one running state for each slot, and snapshots. A
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from typing import NamedTuple, TypeVar
+from itertools import groupby, pairwise
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-
-_CHUNK = 64
 
 
 class Segment(NamedTuple):
@@ -26,23 +24,40 @@ class Segment(NamedTuple):
     """State that gets a copy after these tokens; -1 for none."""
 
 
+class Schedule(NamedTuple):
+    """The work of kernels on a GPU. Sequences are spans [first, last) of rows of `table`."""
+
+    table: torch.Tensor  # int64 [segments, 4]: the fields of every segment, by state
+    all: torch.Tensor  # int64 [sequences, 2]
+    short: torch.Tensor  # int64 [sequences, 2]: those of few tokens, which are computed one by one
+    long: torch.Tensor  # int64 [sequences, 2]: the others, whose tokens follow each other
+    chunks: torch.Tensor  # int64 [chunks, 4]: begin, end, first token of the sequence, state; of the long ones
+
+
 @dataclass(frozen=True, eq=False)
 class Segments:
     """The tokens of a step: first one token of each of some sequences, then the rest, which may continue these."""
 
     singles: torch.Tensor
-    """Int64 [singles]: the state of each of the first tokens."""
+    """Int64 [singles] on the CPU: the state of each of the first tokens."""
     rest: Sequence[Segment]
     """Segments of one sequence follow each other."""
     taken: Sequence[tuple[int, int]] = ()
     """(token, snapshot) of the first tokens after which a snapshot is taken."""
+    device: torch.device | None = None
+    """Device of `schedule`; None is the CPU."""
+
+    CHUNK: ClassVar[int] = 64
+    """Tokens of a prompt that are computed at once."""
+    FEW: ClassVar[int] = 16
+    """Most tokens of a sequence that kernels on a GPU compute one by one, unless a decode is among them."""
 
     @cached_property
     def copies(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """States to copy after the first tokens, and their snapshots; None for none. Made once for all layers."""
         if not self.taken:
             return None
-        tokens, snapshots = torch.tensor(self.taken, device=self.singles.device).T
+        tokens, snapshots = torch.tensor(self.taken).T
         return self.singles[tokens], snapshots
 
     @cached_property
@@ -54,6 +69,27 @@ class Segments:
         segments = sorted([*singles, *self.rest], key=lambda segment: segment.state)
         return torch.tensor(segments, dtype=torch.int64).view(-1, 4)
 
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The segments on `device`. Sent once for all layers."""
+        rows = [Segment(*row) for row in self.table.tolist()]
+        firsts = [at for at, row in enumerate(rows) if at == 0 or row.state != rows[at - 1].state]
+        spans = [*pairwise([*firsts, len(rows)])]
+        short, long, chunks = [], [], []
+        for first, last in spans:
+            begin, end = rows[first].begin, rows[last - 1].end
+            if begin < len(self.singles) or end - begin <= self.FEW:
+                short.append((first, last))
+                continue
+            long.append((first, last))
+            for segment in rows[first:last]:
+                starts = range(segment.begin, segment.end, self.CHUNK)
+                chunks += [(at, min(at + self.CHUNK, segment.end), begin, segment.state) for at in starts]
+        parts = [torch.tensor(each, dtype=torch.int64).flatten() for each in (rows, spans, short, long, chunks)]
+        sent = torch.cat(parts).to(self.device or "cpu", non_blocking=True)
+        table, every, few, many, pieces = torch.split(sent, [len(part) for part in parts])
+        return Schedule(table.view(-1, 4), every.view(-1, 2), few.view(-1, 2), many.view(-1, 2), pieces.view(-1, 4))
+
     def part(self, tokens: slice) -> "Segments":
         """Return the segments of some of the tokens, counted from the first of them."""
         first, last = tokens.start, tokens.stop
@@ -63,7 +99,7 @@ class Segments:
             if low < high:
                 kept.append(Segment(low - first, high - first, state, snapshot if high == end else -1))
         taken = [(token - first, snapshot) for token, snapshot in self.taken if first <= token < last]
-        return Segments(self.singles[first:last], kept, taken)
+        return Segments(self.singles[first:last], kept, taken, self.device)
 
     def write_singles(self, states: torch.Tensor, advanced: torch.Tensor) -> None:
         """Store the states after the first tokens, and take their snapshots."""
@@ -206,8 +242,8 @@ def _advance_rest(
 ) -> None:
     """Advance the states of segments chunk by chunk, and write the outputs of their tokens to `out`."""
     for begin, end, state, snapshot in rest:
-        for first in range(begin, end, _CHUNK):
-            some = slice(first, min(first + _CHUNK, end))
+        for first in range(begin, end, Segments.CHUNK):
+            some = slice(first, min(first + Segments.CHUNK, end))
             chunk = type(inputs)(*(each[some].transpose(0, 1) for each in inputs))
             out[some] = advance(chunk, states[state])
         if snapshot >= 0:

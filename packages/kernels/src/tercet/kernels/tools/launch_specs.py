@@ -17,6 +17,7 @@ from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantized import MXFP4_BLOCK, PACKED, EightBits, Format, QuantizedWeight
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segment, Segments
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.tools.check import make_batch
@@ -31,6 +32,9 @@ from tercet.kernels.triton.linear.projection import project, project_normed, pro
 from tercet.kernels.triton.moe import moe_gemv_quantized
 from tercet.kernels.triton.moe.moe import fused_moe
 from tercet.kernels.triton.moe.route import route
+from tercet.kernels.triton.recurrent.causal_conv import causal_conv
+from tercet.kernels.triton.recurrent.delta_rule import gated_delta_rule
+from tercet.kernels.triton.recurrent.scan import state_space_scan
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.triton.sampling import argmax, logprobs, sampling
 from tercet.kernels.triton.sampling.bitmask import apply_bitmask_
@@ -248,6 +252,40 @@ def _logprobs(tiling: Tiling, rows: torch.Tensor | None = None) -> None:
     logprobs.token_logprobs(_logits(), torch.zeros(2, dtype=torch.int64), 0, rows, tiling=tiling)
 
 
+def _segments(tokens: int) -> Segments:
+    """Return a decode, or a prompt in two segments."""
+    if tokens == 1:
+        return Segments(torch.zeros(1, dtype=torch.int64), [])
+    cut = tokens // 2
+    return Segments(torch.empty(0, dtype=torch.int64), [Segment(0, cut, 0, 1), Segment(cut, tokens, 0)])
+
+
+def _delta_rule(tokens: int, by_channel: bool = False) -> None:
+    """Advance states with the sizes of Qwen3-Next, or of Kimi-Linear."""
+    key_heads, heads, size = (32 if by_channel else 16), 32, 128
+    mixed = torch.empty(tokens, (2 * key_heads + heads) * size, dtype=BF16)
+    q, k, v = mixed.split([key_heads * size, key_heads * size, heads * size], 1)
+    decay = torch.zeros((tokens, heads, size) if by_channel else (tokens, heads))
+    inputs = DeltaInputs(q.view(tokens, -1, size), k.view(tokens, -1, size), v.view(tokens, -1, size), decay, decay)
+    states = torch.empty(2, heads, size, size)
+    gated_delta_rule(inputs._replace(beta=torch.zeros(tokens, heads)), states, _segments(tokens))
+
+
+def _scan(tokens: int) -> None:
+    """Scan with the sizes of Nemotron 3 Nano."""
+    mixed = torch.empty(tokens, 2 * 8 * 128, dtype=BF16)
+    c, b = (each.view(tokens, 8, 128) for each in mixed.chunk(2, 1))
+    states = torch.empty(2, 64, 64, 128)
+    state_space_scan(ScanInputs(c, b, torch.empty(tokens, 64, 64), torch.zeros(tokens, 64)), states, _segments(tokens))
+
+
+def _conv(tokens: int, bias: bool = False, taps: int = 4) -> None:
+    """Convolve with the sizes of Qwen3-Next."""
+    x, channels = torch.empty(tokens, 12_288, dtype=BF16), 8192
+    weight, states = torch.empty(channels, taps, dtype=BF16), torch.empty(2, channels, taps - 1, dtype=BF16)
+    causal_conv(x[:, :channels], states, weight, weight[:, 0].contiguous() if bias else None, _segments(tokens))
+
+
 CASES: dict[str, Callable[[], object]] = {
     "decode": partial(_attention, [(1, 1024)] * 2),
     "decode many splits": partial(_attention, [(1, 8192)]),
@@ -289,6 +327,14 @@ CASES: dict[str, Callable[[], object]] = {
     "extend float32": partial(_attention, EXTEND, dtype=torch.float32),
     "extend head 256, float32": partial(_attention, EXTEND, head_dim=256, dtype=torch.float32),
     "extend fp8": partial(_attention, EXTEND, cached=E4M3),
+    "delta rule": partial(_delta_rule, 1),
+    "delta rule by channel": partial(_delta_rule, 200, by_channel=True),
+    "delta rule of prompts": partial(_delta_rule, 200),
+    "scan": partial(_scan, 1),
+    "scan of prompts": partial(_scan, 200),
+    "convolution": partial(_conv, 1),
+    "convolution of 3 taps": partial(_conv, 1, bias=True, taps=3),
+    "convolution of prompts": partial(_conv, 200, bias=True),
     "rmsnorm": lambda: rmsnorm(_hidden(), _hidden()[0], 1e-5),
     "rmsnorm of heads": lambda: rmsnorm(_hidden(64, 128).view(2, 32, 128), _hidden(1, 128)[0], 1e-5),
     "rmsnorm, wide weight": lambda: rmsnorm(_hidden(), _hidden()[0].float(), 1e-5),

@@ -14,6 +14,8 @@ from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm
 from tercet.kernels.ops.quantized import Format, quantize
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segments
+from tercet.kernels.ops.recurrent import Segment as StateSegment
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.tools.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, measure_recorded
 from tercet.kernels.tools.check import make_batch
@@ -24,6 +26,8 @@ from tercet.kernels.triton.linear.lora import add_lora
 from tercet.kernels.triton.linear.projection import project, project_normed
 from tercet.kernels.triton.linear.quantized import linear_quantized
 from tercet.kernels.triton.moe.moe import fused_moe
+from tercet.kernels.triton.recurrent.delta_rule import gated_delta_rule
+from tercet.kernels.triton.recurrent.scan import state_space_scan
 from tercet.kernels.triton.rmsnorm import add_rmsnorm
 from tercet.kernels.triton.sampling.argmax import argmax_with_values
 from tercet.kernels.triton.sampling.bitmask import apply_bitmask_
@@ -67,6 +71,7 @@ def fused_figures(
     yield from _linear(x)
     yield _moe(device, dtype, tokens // 8, hidden // 4)
     yield _moe_token(device, dtype, hidden // 2, hidden * 3 // 16)
+    yield from _recurrent(device, dtype, 4 * rows, tokens // 2)
     yield _lora(x[:rows], [Segment(row, row, row + 1) for row in range(rows)], "an adapter each")
     starts = range(0, tokens, LONGEST_RUN)
     yield _lora(x, [Segment(0, start, min(start + LONGEST_RUN, tokens)) for start in starts], "one adapter")
@@ -177,6 +182,28 @@ def _moe_token(device: torch.device, dtype: torch.dtype, hidden: int, size: int)
     given = torch.randn(1, hidden, device=device).to(dtype), torch.full((1, 8), 0.125, device=device), experts
     seconds = _seconds(lambda: fused_moe(*given, gate_up, down), device)
     return Figure("fused moe, 1 token", seconds, (gate_up.nbytes + down.nbytes) / 2, "GB/s")
+
+
+def _recurrent(device: torch.device, dtype: torch.dtype, rows: int, tokens: int) -> Iterator[Figure]:
+    """Measure Gated DeltaNet with 2 value heads to a key head, and Mamba 2: decodes by the states that are read and
+    written, and a prompt by its arithmetic, token by token.
+    """
+    size = HEAD_DIM
+    states = torch.zeros(rows, HEADS, size, size, device=device)
+    decodes = Segments(torch.arange(rows), [], device=device)
+    prompt = Segments(torch.empty(0, dtype=torch.int64), [StateSegment(0, tokens, 0)], device=device)
+    for name, count, segments in (("decode", rows, decodes), ("prompt", tokens, prompt)):
+        q, k = torch.randn(2, count, HEADS // 2, size, device=device).to(dtype).unbind()
+        v = torch.randn(count, HEADS, size, device=device).to(dtype)
+        rates = -torch.rand(count, HEADS, device=device)
+        steps = DeltaInputs(q, k, v, rates, -rates), ScanInputs(q, k, v.float(), rates)
+        delta = _seconds(partial(gated_delta_rule, steps[0], states, segments), device)
+        scan = _seconds(partial(state_space_scan, steps[1], states, segments), device)
+        for op, seconds, products in (("delta rule", delta, 7), ("scan", scan, 5)):
+            if name == "decode":
+                yield Figure(f"fused {op}, decode", seconds, 2.0 * states.nbytes, "GB/s")
+            else:
+                yield Figure(f"fused {op}, prompt", seconds, 1.0 * products * count * HEADS * size**2, "GFLOP/s")
 
 
 def _lora(x: torch.Tensor, runs: list[Segment], what: str) -> Figure:

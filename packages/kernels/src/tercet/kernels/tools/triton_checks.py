@@ -24,6 +24,7 @@ from tercet.kernels.ops import (
     moe,
     projection,
     quantized,
+    recurrent,
     rmsnorm,
     rounded,
     sampling,
@@ -47,6 +48,9 @@ from tercet.kernels.triton.linear import projection as fused_projection
 from tercet.kernels.triton.linear import quantized as fused_quantized
 from tercet.kernels.triton.moe import moe as fused_moe
 from tercet.kernels.triton.moe.route import route as fused_route
+from tercet.kernels.triton.recurrent import causal_conv as fused_conv
+from tercet.kernels.triton.recurrent import delta_rule as fused_delta_rule
+from tercet.kernels.triton.recurrent import scan as fused_scan
 from tercet.kernels.triton.sampling import logprobs as fused_logprobs
 from tercet.kernels.triton.sampling import sampling as fused_sampling
 from tercet.kernels.triton.sampling.argmax import argmax_with_values, greedy
@@ -319,6 +323,38 @@ def _rounded(device: torch.device) -> Pair:
     return torch.cat(actual), torch.cat(expected)
 
 
+def _recurrent(device: torch.device) -> Pair:
+    """Check decodes, one with draft tokens, and a prompt of two segments, with their states and snapshots."""
+    rest = [recurrent.Segment(2, 3, 0, 4), recurrent.Segment(3, 4, 0), recurrent.Segment(4, 20, 2, 5)]
+    singles, tokens = torch.tensor([1, 0]), 90
+    segments = recurrent.Segments(singles, [*rest, recurrent.Segment(20, tokens, 2)], [(1, 3)], device=device)
+    q, k, v = _randn(device, tokens, 1, 32), _randn(device, tokens, 1, 32), _randn(device, tokens, 2, 16)
+    x, weight, decay = _randn(device, tokens, 40), _randn(device, 40, 4), -torch.rand(tokens, 2, device=device)
+    delta = recurrent.DeltaInputs(q, k, v, decay, -decay)
+    by_channel = delta._replace(decay=-torch.rand(tokens, 2, 32, device=device))
+    scan = recurrent.ScanInputs(q, k, v.float(), decay)
+    states = torch.randn(6, 2, 32, 16, device=device)
+    inputs, found = _randn(device, 6, 40, 3), []
+    for ops in (
+        (fused_delta_rule.gated_delta_rule, fused_scan.state_space_scan, fused_conv.causal_conv),
+        (
+            recurrent.gated_delta_rule,
+            recurrent.state_space_scan,
+            recurrent.causal_conv,
+        ),
+    ):
+        one, other, scanned, last = states.clone(), states.clone(), states.mT.contiguous(), inputs.clone()
+        parts = [
+            ops[0](delta, one, segments),
+            ops[0](by_channel, other, segments),
+            ops[1](scan, scanned, segments),
+            ops[2](x, last, weight, None, segments),
+            *(one, other, scanned, last),
+        ]
+        found.append(torch.cat([part.float().flatten() for part in parts]))
+    return found[0], found[1]
+
+
 CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton attention": _attention,
     "prompts by cuDNN": _prompts,
@@ -340,4 +376,5 @@ CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton quantised": _quantized,
     "products in 8 bits": _rounded,
     "triton lora": _lora,
+    "triton recurrent": _recurrent,
 }

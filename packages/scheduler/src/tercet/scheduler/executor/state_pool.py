@@ -66,9 +66,9 @@ class StatePool:
             if begin < end:
                 rest.append(Segment(begin, end, row.slot))
             begin = end
-        slots = torch.tensor([row.slot for row in plan.rows[:singles]], dtype=torch.int64, device=device)
+        slots = torch.tensor([row.slot for row in plan.rows[:singles]], dtype=torch.int64)
         of_singles = (each for row, of_row in taken.items() if row < singles for each in of_row)
-        return Segments(slots, rest, [(each.row, self._slots + each.snapshot) for each in of_singles])
+        return Segments(slots, rest, [(each.row, self._slots + each.snapshot) for each in of_singles], device)
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy states: (source, target) each. No target is a source."""

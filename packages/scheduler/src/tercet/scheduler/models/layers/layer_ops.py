@@ -14,7 +14,14 @@ from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, add_lora
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, Routing, fused_moe, route
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
-from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segments, gated_delta_rule, state_space_scan
+from tercet.kernels.ops.recurrent import (
+    DeltaInputs,
+    ScanInputs,
+    Segments,
+    causal_conv,
+    gated_delta_rule,
+    state_space_scan,
+)
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
 from tercet.kernels.triton import missing_triton
@@ -157,6 +164,14 @@ class LayerOps(Protocol):
         """Rotate queries, normalize latents, rotate their keys, cache both, attend: [tokens, heads, value_dim]."""
         ...
 
+    def causal_conv(
+        self,
+        x: torch.Tensor,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segments: Segments,
+    ) -> torch.Tensor: ...
     def gated_delta_rule(self, inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
     def state_space_scan(self, inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
 
@@ -178,6 +193,7 @@ class TorchLayerOps:
     add_lora = staticmethod(add_lora)
     route = staticmethod(route)
     fused_moe = staticmethod(fused_moe)
+    causal_conv = staticmethod(causal_conv)
     gated_delta_rule = staticmethod(gated_delta_rule)
     state_space_scan = staticmethod(state_space_scan)
 
@@ -217,6 +233,7 @@ class TritonLayerOps:
         from tercet.kernels.triton.attention import latent_rope, rope
         from tercet.kernels.triton.linear import lora, projection
         from tercet.kernels.triton.moe import moe, route
+        from tercet.kernels.triton.recurrent import causal_conv, delta_rule, scan
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
@@ -228,8 +245,9 @@ class TritonLayerOps:
         self.add_lora = lora.add_lora
         self.route = route.route
         self.fused_moe = moe.fused_moe
-        self.gated_delta_rule = gated_delta_rule
-        self.state_space_scan = state_space_scan
+        self.causal_conv = causal_conv.causal_conv
+        self.gated_delta_rule = delta_rule.gated_delta_rule
+        self.state_space_scan = scan.state_space_scan
         self._rope_store = rope.rope_store
         self._latent_rope_store = latent_rope.latent_rope_store
 

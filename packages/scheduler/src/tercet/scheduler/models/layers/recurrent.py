@@ -6,9 +6,8 @@ from types import MappingProxyType
 from typing import ClassVar, cast
 
 import torch
-from torch import nn
 
-from tercet.kernels.ops.recurrent import Segments, causal_conv
+from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule, RecurrentBatch
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.norms import RMSNorm
@@ -61,7 +60,7 @@ class RecurrentLayer(OpsModule, ABC):
         """Advance the states by x [tokens, hidden]. Return the input of `output`."""
 
 
-class CausalConv(nn.Module):
+class CausalConv(OpsModule):
     """A depthwise convolution of each token with those before it; weight [channels, 1, taps].
 
     `parts` are the names of convolutions that checkpoints may store separately, with their channels.
@@ -84,4 +83,4 @@ class CausalConv(nn.Module):
 
     def forward(self, x: torch.Tensor, states: torch.Tensor, segments: Segments) -> torch.Tensor:
         """Convolve x [tokens, channels], and advance the states [states, channels, taps - 1]."""
-        return causal_conv(x, states, self.weight[:, 0], self.bias, segments)
+        return self.ops.causal_conv(x, states, self.weight[:, 0], self.bias, segments)
