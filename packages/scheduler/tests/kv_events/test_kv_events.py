@@ -229,6 +229,16 @@ def test_both_switches_turn_events_on(text: str, *, enabled: bool) -> None:
     assert read_kv_events_config(text).enabled is enabled
 
 
+@pytest.mark.parametrize(("bind", "socket"), [(True, "bound"), (None, "connected")])
+def test_the_log_says_what_became_of_an_address(
+    bind: bool | None, socket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    publisher = KVEventPublisher(KVEventsConfig(publisher="zmq", endpoint="tcp://127.0.0.1:0", bind=bind), 4, 0)
+    publisher.close()
+    assert f"socket={socket}" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("endpoint", "rank", "expected", "binds"),
     [

@@ -237,7 +237,6 @@ class SchedulerProcess:
         except ChannelError as error:
             raise ConfigError(f"--kv-events-config: {error}") from error
         stack.callback(publisher.close)
-        logger.info("KV events are published without authentication and hold prompts: endpoint=%s", publisher.endpoint)
         memory.observe(publisher.record)
         return publisher
 

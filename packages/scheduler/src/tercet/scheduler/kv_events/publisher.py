@@ -1,5 +1,6 @@
 """Publisher of KV events, which observes the radix tree of a core."""
 
+import logging
 import time
 from collections import deque
 
@@ -10,6 +11,8 @@ from tercet.scheduler.core.cache.tree_changes import TreeChange
 from tercet.scheduler.kv_events.config import KVEventsConfig
 from tercet.scheduler.kv_events.events import BatchEncoder
 
+logger = logging.getLogger(__name__)
+
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -19,8 +22,14 @@ class KVEventPublisher:
     def __init__(self, config: KVEventsConfig, page_size: int, rank: int) -> None:
         """Open the sockets, and publish that the cache is empty. Raises ChannelError."""
         encoder = BatchEncoder(page_size, rank, time.time)
-        self._publisher = ReplayPublisher(config.settings(rank), encoder.encode)
+        settings = config.settings(rank)
+        self._publisher = ReplayPublisher(settings, encoder.encode)
         self.endpoint = self._publisher.endpoint
+        logger.info(
+            "KV events are published without authentication and hold prompts: endpoint=%s socket=%s",
+            self.endpoint,
+            "bound" if settings.bind else "connected",
+        )
         self._changes: list[TreeChange] = []
         self._batches = deque([_ENCODER.encode(self._changes)])
         """Encoded batches that are not submitted yet."""
