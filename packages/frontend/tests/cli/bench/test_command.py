@@ -25,6 +25,7 @@ async def test_a_running_server_is_measured(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "W2: 3 requests, 8 at a time, 2 tokens in, 4 out"
     found = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [one["workload"] for one in found] == ["W1", "W2"]
     assert [(one["requests"], one["failed"], one["short"]) for one in found] == [(3, 0, 0), (3, 0, 0)]
 
 

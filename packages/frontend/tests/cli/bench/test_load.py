@@ -128,7 +128,7 @@ def test_percentiles_are_nearest_rank_and_goodput_needs_both_goals() -> None:
     }
     assert (round(result.tpot_ms["p50"], 6), round(result.itl_ms["p90"], 6)) == (2.0, 4.0)
     assert (result.good_requests_per_second, result.output_tokens_per_second) == (30.0, 200.0)
-    assert json.loads(result.to_json())["requests"] == 100
+    assert json.loads(result.to_json("W1"))["requests"] == 100
 
 
 def test_one_token_has_no_time_per_token() -> None:

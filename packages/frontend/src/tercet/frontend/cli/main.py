@@ -75,8 +75,8 @@ def serve(
 @app.command
 def chat(
     *,
-    url: Annotated[str, Parameter(help="Where the server is.")] = "http://127.0.0.1:30000",
-    model: Annotated[str | None, Parameter(help="The first that the server lists when not given.")] = None,
+    url: Annotated[str, Parameter(help="Address of the server.")] = "http://127.0.0.1:30000",
+    model: Annotated[str | None, Parameter(help="Name of the model; by default the first of the server.")] = None,
     system: Annotated[str | None, Parameter(help="A system message to begin with.")] = None,
     temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
     max_tokens: Annotated[int | None, Parameter(help="The longest reply, in tokens.")] = None,

@@ -16,32 +16,30 @@ from tercet.frontend.cli.chat import ChatError, Server
 
 app = App(name="bench", help="Measure a running server.", result_action="return_value")
 
-Milliseconds = Annotated[float | None, Parameter(help="A request slower than so many milliseconds is not good.")]
-
 
 @app.command
 def serve(
-    workloads: Annotated[tuple[str, ...], Parameter(help="W1, W2, W3 or W4; all of them when not given.")] = (),
+    workloads: Annotated[tuple[str, ...], Parameter(help="W1, W2, W3 or W4; by default all of them.")] = (),
     *,
-    url: Annotated[str, Parameter(help="Where the server is.")] = "http://127.0.0.1:30000",
-    model: Annotated[str | None, Parameter(help="The first that the server lists when not given.")] = None,
-    tokenizer: Annotated[Path | None, Parameter(help="The model's directory: prompts of exact length.")] = None,
+    url: Annotated[str, Parameter(help="Address of the server.")] = "http://127.0.0.1:30000",
+    model: Annotated[str | None, Parameter(help="Name of the model; by default the first of the server.")] = None,
+    tokenizer: Annotated[Path | None, Parameter(help="The model's directory, for prompts of exact length.")] = None,
     api_key: Annotated[str | None, Parameter(help="The server's key.", env_var="TERCET_API_KEY")] = None,
-    concurrency: Annotated[int | None, Parameter(help="Requests under way at a time.")] = None,
-    requests: Annotated[int | None, Parameter(help="Requests in all.")] = None,
-    input_tokens: Annotated[int | None, Parameter(help="Tokens of a prompt that no other has.")] = None,
-    output_tokens: Annotated[int | None, Parameter(help="Tokens of an answer.")] = None,
-    shared_tokens: Annotated[int | None, Parameter(help="Tokens that all prompts begin with.")] = None,
-    rate: Annotated[float | None, Parameter(help="Requests a second at random times, not so many at a time.")] = None,
-    good_ttft: Milliseconds = None,
-    good_tpot: Milliseconds = None,
-    seed: Annotated[int | None, Parameter(help="Of the prompts; another in every run when not given.")] = None,
-    json: Annotated[bool, Parameter(help="One JSON object a workload.", negative="")] = False,
+    concurrency: Annotated[int | None, Parameter(help="Requests in flight at the same time.")] = None,
+    requests: Annotated[int | None, Parameter(help="Number of requests.")] = None,
+    input_tokens: Annotated[int | None, Parameter(help="Tokens of each prompt, beside the shared ones.")] = None,
+    output_tokens: Annotated[int | None, Parameter(help="Tokens of each answer.")] = None,
+    shared_tokens: Annotated[int | None, Parameter(help="Tokens of the common beginning of all prompts.")] = None,
+    rate: Annotated[float | None, Parameter(help="Requests a second, at random times; without --concurrency.")] = None,
+    good_ttft: Annotated[float | None, Parameter(help="Most milliseconds to a good request's first token.")] = None,
+    good_tpot: Annotated[float | None, Parameter(help="Most milliseconds per token of a good request.")] = None,
+    seed: Annotated[int | None, Parameter(help="Seed of the prompts; by default another in every run.")] = None,
+    json: Annotated[bool, Parameter(help="Print a JSON object for each workload.", negative="")] = False,
 ) -> int:
-    """Time to first token, time per output token, gaps between pieces, throughput and good requests a second.
+    """Measure time to first token, time per output token, gaps between pieces, throughput and good requests a second.
 
-    W1: one request of 128 tokens in and out. W2: 8 at a time. W3: 32 at a time, 64 out. W4: 8 at a time that share
-    1024 tokens, 32 of their own and 32 out.
+    W1 has one request at a time, with 128 tokens in and 128 out. W2 has 8 at a time. W3 has 32 at a time, with 64 out.
+    W4 has 8 at a time that begin with the same 1024 tokens, with 32 tokens of their own and 32 out.
     """
     given = {
         "concurrency": concurrency,
@@ -68,7 +66,7 @@ def serve(
     for number, (name, workload) in enumerate(chosen.items()):
         texts = prompts(workload, words, (time.time_ns() if seed is None else seed) + number)
         result = asyncio.run(run_workload(target, workload, texts, goal=good, rate=rate))
-        print(result.to_json() if json else _describe(name, workload, result), flush=True)  # noqa: T201
+        print(result.to_json(name) if json else _describe(name, workload, result), flush=True)  # noqa: T201
         failed += result.failed
     return min(failed, 1)
 

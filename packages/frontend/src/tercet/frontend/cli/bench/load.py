@@ -48,8 +48,8 @@ class Figures:
     tpot_ms: dict[str, float]
     itl_ms: dict[str, float]
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def to_json(self, workload: str) -> str:
+        return json.dumps({"workload": workload, **asdict(self)})
 
 
 async def run_workload(
