@@ -17,28 +17,28 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
 METRICS_PATH = "/metrics"
 _GAUGES = {
-    "queued": "Choices that wait in a scheduler.",
-    "running": "Choices that a scheduler computes.",
-    "queued_tokens": "Tokens of the choices that wait.",
-    "running_tokens": "Tokens of the choices that run.",
-    "pages": "Pages of KV cache.",
-    "pages_free": "Pages that hold nothing.",
+    "queued": "Choices in the queue of a scheduler.",
+    "running": "Choices that run.",
+    "queued_tokens": "Tokens of the queued choices.",
+    "running_tokens": "Tokens of the running choices.",
+    "pages": "Pages of the KV cache.",
+    "pages_free": "Free pages.",
     "pages_cached": "Pages that only the prefix cache holds.",
-    "slots": "Choices that can run at a time.",
-    "slots_free": "Choices that could run besides.",
+    "slots": "Choices that can run at the same time.",
+    "slots_free": "Slots without a choice.",
 }
 _COUNTERS = {
-    "prompt_tokens": "Prompt tokens of requests that were taken up.",
+    "prompt_tokens": "Prompt tokens of requests that have begun to run.",
     "cached_prompt_tokens": "Prompt tokens found in the prefix cache.",
-    "output_tokens": "Tokens sampled.",
-    "drafted_tokens": "Tokens that were guessed and checked.",
-    "accepted_tokens": "Guessed tokens that were right.",
-    "retractions": "Choices that had to give up their pages to others.",
+    "output_tokens": "Sampled tokens.",
+    "drafted_tokens": "Draft tokens.",
+    "accepted_tokens": "Accepted draft tokens.",
+    "retractions": "Retractions: choices that gave up their pages to others.",
 }
 """Counters of a scheduler's load. They restart at zero with the scheduler, as Prometheus expects."""
 _STEPS = {
     "steps": "Forward passes.",
-    "step_seconds": "What they took, all together, in seconds.",
+    "step_seconds": "Time of all forward passes, in seconds.",
 }
 """Counters of a scheduler's heartbeat, which restart as well."""
 _FIELDS = {"pages": "pages_total", "slots": "slots_total"}

@@ -39,39 +39,37 @@ class MetricFamily(NamedTuple):
 
 
 FAMILIES = {
-    "requests_open": MetricFamily(GaugeMetricFamily, "Requests not done with."),
-    "requests_waiting": MetricFamily(GaugeMetricFamily, "Requests that no part takes."),
-    "requests": MetricFamily(CounterMetricFamily, "Requests that ended, by how they did.", ("outcome",)),
+    "requests_open": MetricFamily(GaugeMetricFamily, "Requests in flight."),
+    "requests_waiting": MetricFamily(GaugeMetricFamily, "Requests that no scheduler or no detokenizer accepts yet."),
+    "requests": MetricFamily(CounterMetricFamily, "Ended requests, by outcome.", ("outcome",)),
     "requests_over_limit": MetricFamily(
-        CounterMetricFamily, "Requests turned away because their API key had too many in flight."
+        CounterMetricFamily, "Requests rejected because their API key had too many in flight."
     ),
-    "redispatches": MetricFamily(CounterMetricFamily, "Requests dispatched again, by why.", ("cause",)),
+    "redispatches": MetricFamily(CounterMetricFamily, "Requests dispatched again, by cause.", ("cause",)),
     "requests_resumed_finished": MetricFamily(
-        CounterMetricFamily, "Requests that were dispatched again, and finished."
+        CounterMetricFamily, "Requests that finished after they were dispatched again."
     ),
     "http_responses": MetricFamily(
         CounterMetricFamily,
-        "HTTP requests whose answer has begun, by the router's own paths.",
+        "HTTP responses that have begun, by route and status.",
         ("method", "route", "status"),
     ),
-    "choices_finished": MetricFamily(
-        CounterMetricFamily, "Choices that were answered, by why they ended.", ("model", "reason")
-    ),
-    "parts_ready": MetricFamily(GaugeMetricFamily, "Parts that take requests now.", ("role",)),
+    "choices_finished": MetricFamily(CounterMetricFamily, "Finished choices, by finish reason.", ("model", "reason")),
+    "parts_ready": MetricFamily(GaugeMetricFamily, "Schedulers and detokenizers that accept requests.", ("role",)),
     "part_deaths": MetricFamily(
-        CounterMetricFamily, "Parts that were lost without having announced that they leave.", ("role",)
+        CounterMetricFamily, "Schedulers and detokenizers that were lost without announcing that they leave.", ("role",)
     ),
     "telemetry_failures": MetricFamily(
-        CounterMetricFamily, "Log lines and spans of requests, and exports of spans, that failed."
+        CounterMetricFamily, "Failed log lines and spans of requests, and failed exports of spans."
     ),
 }
 _HISTOGRAMS = {
-    "queue_seconds": ("queue", "From a request's arrival at a scheduler to the first step that has it."),
-    "time_to_first_token_seconds": ("first_token", "From a tokenized prompt to its first token."),
-    "inter_token_seconds": ("between_tokens", "From one token of a choice to the next."),
-    "request_seconds": ("request", "From a tokenized prompt to its whole answer."),
-    "request_prompt_tokens": ("prompt_tokens", "Length of the prompts that were answered."),
-    "request_output_tokens": ("output_tokens", "Length of their answers, all choices together."),
+    "queue_seconds": ("queue", "Time from a request's arrival at a scheduler to the first step that includes it."),
+    "time_to_first_token_seconds": ("first_token", "Time from the end of tokenization to the first token."),
+    "inter_token_seconds": ("between_tokens", "Time from one token of a choice to the next."),
+    "request_seconds": ("request", "Time from the end of tokenization to the end of the answer."),
+    "request_prompt_tokens": ("prompt_tokens", "Prompt tokens of an answered request."),
+    "request_output_tokens": ("output_tokens", "Output tokens of an answered request, all choices together."),
 }
 """Metric name to field of `LatencyMeasures` and help text."""
 _BOUNDS: dict[str, tuple[float, ...]] = {
