@@ -275,6 +275,11 @@ def test_the_line_to_copy_is_a_valid_command() -> None:
     assert "Authorization" not in welcome("u", "m", False, 1.0)
 
 
+def test_the_address_of_grpc_is_shown() -> None:
+    first = welcome("http://127.0.0.1:2", "m", False, 1.0, grpc="127.0.0.1:1").splitlines()[0]
+    assert first == "ready at http://127.0.0.1:2 in 1.0 s, gRPC at 127.0.0.1:1"
+
+
 @pytest.mark.parametrize(("task", "path"), [(Task.EMBED, "embeddings"), (Task.CLASSIFY, "classify")])
 def test_the_line_to_copy_asks_for_what_the_model_gives(task: Task, path: str) -> None:
     limits = ModelLimits(model="m", context_length=9, vocab_size=9, max_total_tokens=9, task=task)

@@ -54,7 +54,7 @@ def require_packages() -> None:
     parts = ("scheduler", "detokenizer")
     missing = [f"tercet-{part}" for part in parts if importlib.util.find_spec(f"tercet.{part}") is None]
     if missing:
-        raise ConfigError(f"{' and '.join(missing)} not installed: pip install 'tercet-frontend[local]'")
+        raise ConfigError(f"{' and '.join(missing)} not installed: docs/install.md installs all parts")
 
 
 def require_adapter_files(paths: Mapping[str, str]) -> None:
@@ -126,7 +126,8 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
         def announce(readies: dict[str, Ready]) -> None:
             limits = next((ready.limits for ready in readies.values() if ready.limits), None)
             model = next(iter(config.frontend.served_model_name), limits.model if limits else config.model)
-            _show_ready(display, welcome(url, model, locked, time.monotonic() - began, limits))
+            grpc = config.serve.grpc_address
+            _show_ready(display, welcome(url, model, locked, time.monotonic() - began, limits, grpc))
 
         supervisor = Supervisor(
             parts,
@@ -214,11 +215,14 @@ _EXAMPLES: dict[Task, tuple[str, dict[str, object]]] = {
 }
 
 
-def welcome(url: str, model: str, locked: bool, seconds: float, limits: ModelLimits | None = None) -> str:
-    """Return the text printed when the server is ready: its URL, and a curl command to try it."""
+def welcome(
+    url: str, model: str, locked: bool, seconds: float, limits: ModelLimits | None = None, grpc: str = ""
+) -> str:
+    """Return the text printed when the server is ready: its URL, its address of gRPC, and a curl command to try it."""
     key = ' -H "Authorization: Bearer $TERCET_API_KEY"' if locked else ""
     path, example = _EXAMPLES[limits.task if limits else Task.GENERATE]
     body = f" -H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps({'model': model, **example}))}"
     if limits and limits.audio:
         path, body = "audio/transcriptions", f"{key} -F file=@audio.wav -F {shlex.quote(f'model={model}')}"
-    return f"ready at {url} in {seconds:.1f} s\ncurl {url}/v1/{path}{body}\n"
+    also = f", gRPC at {grpc}" if grpc else ""
+    return f"ready at {url} in {seconds:.1f} s{also}\ncurl {url}/v1/{path}{body}\n"
