@@ -41,4 +41,4 @@ def test_they_run_the_schedulers_package(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_they_need_the_schedulers_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert cli.main(["models"]) == 2
-    assert capsys.readouterr().err.startswith("tercet: error: tercet-scheduler is not installed: pip install")
+    assert capsys.readouterr().err.startswith("tercet: error: tercet-scheduler is not installed: docs/install.md")

@@ -75,7 +75,7 @@ def test_none_is_none_and_nonsense_is_refused() -> None:
 
 def test_an_extra_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "find_spec", lambda _name: None)
-    with pytest.raises(ValueError, match=r"xgrammar is not installed: pip install 'tercet-scheduler\[xgrammar\]'"):
+    with pytest.raises(ValueError, match=r"xgrammar is not installed: install the extra tercet-scheduler\[xgrammar\]"):
         grammar_backend("xgrammar", resolve_model("embedded"), 3072, [3])
 
 

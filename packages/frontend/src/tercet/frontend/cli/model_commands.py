@@ -13,7 +13,7 @@ def run_scheduler(*arguments: str) -> int:
     Raises ConfigError unless it is installed.
     """
     if importlib.util.find_spec("tercet.scheduler") is None:
-        raise ConfigError("tercet-scheduler is not installed: pip install 'tercet-frontend[local]'")
+        raise ConfigError("tercet-scheduler is not installed: docs/install.md installs all parts")
     sys.stdout.flush()
     with subprocess.Popen([sys.executable, "-m", "tercet.scheduler", *arguments]) as process:
         while True:

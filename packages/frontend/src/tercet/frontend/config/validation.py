@@ -129,7 +129,7 @@ def read_media_hosts(given: Iterable[str]) -> frozenset[MediaHost]:
             )
         hosts.add(MediaHost(name, int(port) if colon else None))
     if hosts and not (_is_installed("httpcore2") and _is_installed("PIL")):
-        raise ValueError("--allowed-media-host: its packages are not installed: pip install 'tercet-frontend[media]'")
+        raise ValueError("--allowed-media-host needs the extra tercet-frontend[media]")
     return frozenset(hosts)
 
 
@@ -143,7 +143,7 @@ def check_otlp_endpoint(url: str) -> None:
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"--otlp-endpoint must be like http://127.0.0.1:4318, not {url!r}")
     if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
-        raise ValueError("--otlp-endpoint: OpenTelemetry is not installed: pip install 'tercet-frontend[traces]'")
+        raise ValueError("--otlp-endpoint: OpenTelemetry is not installed: install the extra tercet-frontend[traces]")
 
 
 def check_grpc_listen(address: str) -> None:
@@ -152,7 +152,7 @@ def check_grpc_listen(address: str) -> None:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"--grpc-listen must be like 127.0.0.1:30001, not {address!r}")
     if not (_is_installed("grpc_health.v1") and _is_installed("grpc_reflection.v1alpha")):
-        raise ValueError("--grpc-listen: gRPC is not installed: pip install 'tercet-frontend[grpc]'")
+        raise ValueError("--grpc-listen: gRPC is not installed: install the extra tercet-frontend[grpc]")
 
 
 def _is_installed(module: str) -> bool:

@@ -48,7 +48,7 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
     if name not in BACKENDS:
         raise ValueError(f"no grammar backend {name!r}; there are {', '.join(BACKENDS)} and none")
     if name in _EXTRAS and find_spec(name) is None:
-        raise ValueError(f"{name} is not installed: pip install 'tercet-scheduler[{name}]'")
+        raise ValueError(f"{name} is not installed: install the extra tercet-scheduler[{name}]")
     if not has_tokenizer(model):
         return None
 
