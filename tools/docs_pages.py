@@ -212,7 +212,7 @@ SGLANG_ABSENT = {
     "/pd_role_switch": "prefill and decode run in one scheduler",
     "/load_lora_adapter_from_tensors": "`/load_lora_adapter`",
     "/*_elastic_ep": "`--dp-size`",
-    "/v1/realtime": "models read text alone",
+    "/v1/realtime": "`/v1/audio/transcriptions`, which streams",
     "/v1/decisions": "`/v1/score`",
     "/v1/systemone": "`/v1/score`",
     "/invocations": "`/v1/chat/completions`",

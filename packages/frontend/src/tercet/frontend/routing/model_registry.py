@@ -80,7 +80,7 @@ class ModelRegistry:
             return model
         if not self._models or (not self._names and self._is_incomplete()):
             raise UnavailableError("The model is still loading.", retry_after=1)
-        raise ModelNotFoundError(f"The model {name!r} does not exist.", param="model")
+        raise ModelNotFoundError(f"The model {name!r} does not exist: /v1/models lists the names.", param="model")
 
     def name_of(self, scheduler: SchedulerPeer) -> str:
         """Return the first served name of a scheduler's model; empty until the scheduler has announced it."""
