@@ -11,6 +11,7 @@ from tercet.scheduler.core import planner
 from tercet.scheduler.core.cache.prefix_cache import RadixCache
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, PeerBlocked
+from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.waiting.in_flight_prefixes import InFlightPrefixes
 from tercet.scheduler.testing import Driver, request, small_capacity
@@ -138,7 +139,7 @@ def test_to_compare_long_prompts_that_begin_alike_takes_no_time() -> None:
     cache.insert(reqs[0].salt, reqs[0].cache_key(len(head)), [list(range(len(head)))])
     for req in running:
         req.computed = len(head)
-    coming = InFlightPrefixes(running, page_size=1)
+    coming = InFlightPrefixes(running, KVMemory(small_capacity(page_size=1), radix_cache=True, step_tokens=1))
     began = time.process_time()
     assert not any(coming.is_worth_waiting(req, cache) for req in others)
     assert all(coming.is_worth_waiting(req, cache) for req in alike)

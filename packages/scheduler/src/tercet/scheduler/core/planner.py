@@ -1,7 +1,7 @@
 """Planner, which selects the tokens and choices that the next step computes."""
 
 from collections.abc import Collection, Iterable
-from itertools import islice
+from itertools import filterfalse, islice
 
 from tercet.protocol.messages.values import Grammar, LoRAAdapter
 from tercet.scheduler.core.config import CoreConfig
@@ -18,6 +18,7 @@ from tercet.scheduler.core.events import (
     PeerDrained,
 )
 from tercet.scheduler.core.memory import KVMemory
+from tercet.scheduler.core.pipeline_stages import PipelineStages
 from tercet.scheduler.core.places.choice_places import planned_audio
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.plan_builder import PlanBuilder, TenantShare, token_cost
@@ -53,9 +54,7 @@ class Planner:
         self._share = TenantShare.of(max(1, self._budget // config.protection))
         self._reserve = config.reserve
         self.encodings = Encodings()
-        self._stages = config.stages
-        self.is_full = False
-        """Every stage of a pipeline has a plan: decodes wait, since more plans would be smaller; prompts go ahead."""
+        self.stages = PipelineStages(config.stages)
         self.running: dict[Req, None] = {}
         self.blocked_peers: set[str] = set()
         self.pending_grammars: set[Grammar] = set()
@@ -65,9 +64,9 @@ class Planner:
 
     def plan(self, step: int, now: float) -> tuple[Plan, list[Req]] | None:
         """Return the next step, or None if there is nothing to compute, or if waiting for a result is better."""
-        if self._stages == 1 and self._awaiting() * FEW > len(self.running):
+        if not self.stages.several and self._awaiting() * FEW > len(self.running):
             return None
-        builder = PlanBuilder(self._budget, self._share, now, waits=self._stages > 1)
+        builder = PlanBuilder(self._budget, self._share, now, waits=self.stages.several)
         shares, scarce, yielding = self._make_way()
         starved = self._plan_decodes(
             builder, step, {*yielding, *sitting_out(self.running, self._share.of_decodes, step, self.is_blocked)}
@@ -195,7 +194,7 @@ class Planner:
         """
         starved = []
         blocked, rows, reqs = self.blocked_peers, builder.rows, builder.reqs
-        most = 0 if self.is_full else -(-len(self.running) // self._stages)
+        most = self.stages.most_decodes(len(self.running))
         for req in self.running:
             length, computed = req.length, req.computed
             if (
@@ -214,9 +213,7 @@ class Planner:
                 req.awaiting_result = False
             if length > computed + 1:
                 builder.extends.append(req)
-            elif len(rows) == most:
-                continue
-            elif req.room >= length or self._has_room(req):
+            elif len(rows) < most and (req.room >= length or self._has_room(req)):
                 rows.append(Row(req.slot, computed, 1, sample))
                 reqs.append(req)
                 req.computed = length
@@ -225,7 +222,7 @@ class Planner:
                     req.awaiting_result = builder.waits
                 req.in_flight += 1
                 req.last_step = step
-            else:
+            elif len(rows) < most:
                 starved.append(req)
         builder.decodes = len(builder.rows)
         builder.budget -= builder.decodes
@@ -323,7 +320,7 @@ class Planner:
             return
         shares.page_shares = pages = page_shares or self._page_shares()
         reserve = pages.reserve if pages else sum(self._expected_pages(req) for req in self.running)
-        in_flight_prefixes = self._in_flight_prefixes()
+        in_flight_prefixes = InFlightPrefixes(filterfalse(self.is_blocked, self.running), self._memory)
         alone = any(req.alone for req in self.running)
         admitted: list[Req] = []
         overtaken: list[Req] = []
@@ -372,11 +369,6 @@ class Planner:
             return None
         kept = shares.kept_pages(req, self._expected_pages(req), reserve)
         return self._memory.admit(req, kept if self.running else 0)
-
-    def _in_flight_prefixes(self) -> InFlightPrefixes:
-        """Return the index of prompts that unblocked choices are computing."""
-        unblocked = (req for req in self.running if not self.is_blocked(req))
-        return InFlightPrefixes(unblocked, self._memory.page_size, self._memory.states)
 
     def _waits_for_prefix(self, req: Req, in_flight_prefixes: InFlightPrefixes) -> bool:
         """Return whether a waiting choice is put off for a running prompt with the same prefix."""

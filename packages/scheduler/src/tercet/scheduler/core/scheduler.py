@@ -184,7 +184,7 @@ class Scheduler:
             self._retract_all()
             planned = Plan(step=self._steps, released=self.occupation.plan(), rows=[]), []
         elif not self.paused:
-            self.planner.is_full = 1 < self.config.stages <= len(self.in_flight)
+            self.planner.stages.begin(len(self.in_flight))
             planned = self.planner.plan(self._steps, now)
         if planned is None:
             return None

@@ -80,7 +80,8 @@ def weights_bytes(model: CausalLM, *, in_full: bool = False) -> int:
         for name, parameter in module.named_parameters(recurse=False):
             if quantization is not None and name == "weight" and few:
                 *several, outputs, inputs = parameter.shape
-                total += quantized_bytes(outputs, inputs, quantization) * (several[0] if several else 1)
+                each = quantized_bytes(outputs, inputs, quantization, tall=not several)
+                total += each * (several[0] if several else 1)
             else:
                 total += parameter.nbytes
     return total

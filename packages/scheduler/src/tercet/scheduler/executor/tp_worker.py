@@ -314,10 +314,9 @@ class TpModelWorker:
 
 def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], StepOutput]:
     """Run a plan now. Return a function that raises its error or returns its output."""
+    future: Future[StepOutput] = Future()
     try:
-        output = execute(plan)
+        future.set_result(execute(plan))
     except Exception as error:
-        future: Future[StepOutput] = Future()
         future.set_exception(error)
-        return future.result
-    return lambda: output
+    return future.result

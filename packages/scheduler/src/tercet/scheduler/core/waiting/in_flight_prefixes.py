@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from tercet.scheduler.core.cache.prefix_cache import PrefixCache
+from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.state_snapshots import StateSnapshots
 
 LEAST_SPARED = 64
 """Minimum tokens saved to put a choice off: a step takes as long with fewer."""
@@ -18,9 +18,9 @@ class InFlightPrefixes:
     are planned, which here would share them before their logits are known to be finite.
     """
 
-    def __init__(self, running: Iterable[Req], page_size: int, states: StateSnapshots | None = None) -> None:
-        self._page_size = page_size
-        self._states = states
+    def __init__(self, running: Iterable[Req], memory: KVMemory) -> None:
+        self._page_size = page_size = memory.page_size
+        self._states = memory.states
         self._least = page_size * -(-LEAST_SPARED // page_size)
         """Minimum common tokens of two prompts for one to wait: `LEAST_SPARED`, rounded up to whole pages."""
         self._by_beginning: dict[tuple[str, bytes], list[Req]] = {}

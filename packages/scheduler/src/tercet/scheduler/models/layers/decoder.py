@@ -129,6 +129,8 @@ class Decoder(nn.Module):
         super().__init__()
         if shard.stage.count > 1 and (type(self) is not Decoder or config.shared_caches):
             raise ValueError(f"{config.architecture} runs in one pipeline stage: its layers share inputs or caches")
+        if shard.stage.count > 1 and config.recurrent is not None:
+            raise ValueError(f"{config.architecture} runs in one pipeline stage: it has recurrent states")
         self.rotary = rotary = Unrotated(config) if len(config.unrotated) == config.layers else Rotary(config)
         self.stage = stage = shard.stage
         self._hidden = config.hidden_size, config.dtype

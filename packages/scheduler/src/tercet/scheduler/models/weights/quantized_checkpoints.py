@@ -248,13 +248,16 @@ def quantized_as(weight: torch.Tensor, quantization: StoredQuantization, *, tall
     return quantize(weight, "int4", (1, quantization.group or weight.shape[1]))
 
 
-def quantized_bytes(outputs: int, inputs: int, quantization: StoredQuantization) -> int:
-    """Return the bytes of a weight [outputs, inputs] that a checkpoint of this kind has quantized."""
+def quantized_bytes(outputs: int, inputs: int, quantization: StoredQuantization, *, tall: bool = True) -> int:
+    """Return the bytes of a weight [outputs, inputs] that a checkpoint of this kind has quantized; see `quantized_as`
+    for `tall`.
+    """
     if quantization.method == "mxfp4":
         return outputs * inputs // 2 + outputs * inputs // MXFP4_BLOCK[1]
-    if quantization.method == "fp8":
-        rows, columns = quantization.block[0] or 1, quantization.block[1] or inputs
-        return outputs * inputs + _SCALE_BYTES * -(-outputs // rows) * -(-inputs // columns)
+    if quantization.method in ("fp8", "int8"):
+        rows = _TALL if tall and quantization.block[0] == _TALL and not outputs % _TALL else 1
+        columns = quantization.block[1] or inputs
+        return outputs * inputs + _SCALE_BYTES * outputs // rows * -(-inputs // columns)
     groups = -(-inputs // (quantization.group or inputs))
     return outputs * (-(-inputs // 2) + 2 * _SCALE_BYTES * groups)  # a scale and a zero point for each group
 
