@@ -197,7 +197,9 @@ def test_an_encoder_is_not_shared(encoder: Path) -> None:
 def test_an_unknown_attention_backend_is_refused_before_a_download(network: Network) -> None:
     process = ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}")
     options = ModelOptions(model="nobody/nothing", attention_backend="flash")
-    with pytest.raises(ConfigError, match="--attention-backend flash: must be auto, cpu, flashinfer, torch_native"):
+    with pytest.raises(
+        ConfigError, match="--attention-backend flash: must be auto, cpu, cudnn, flashinfer, torch_native"
+    ):
         SchedulerProcess(process, options, ScheduleOptions()).run()
 
 

@@ -158,7 +158,7 @@ def test_weights_that_fail_after_all_give_way_to_those_from_before(
     tensors = load_file(bad / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, bad / "model.safetensors")
-    with serving(model, size=size) as run:
+    with serving(model, split=Split(size)) as run:
         update(run, first)
         before = ask(run, "before")
         update(run, bad)
