@@ -7,8 +7,6 @@ import httpx2
 import pytest
 
 from tercet.frontend.config.config import HttpConfig
-from tercet.frontend.http.loop_turns import MOST_PLACES
-from tercet.frontend.server.middleware import REFUSAL_REST
 from tercet.frontend.testing import FakeEngine, Served, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -113,17 +111,3 @@ async def test_every_route_wants_a_key_but_those_that_are_open(engine_of: Engine
     assert len(asked) > 30
     assert answers == wrong
     assert {path for (_, path), status in answers.items() if status != 401} == OPEN
-
-
-async def test_refused_requests_wait_but_no_others(engine_of: EngineOf, http_of: HttpOf) -> None:
-    """Clients that retry at once are refused at a bounded rate, and the requests of other keys pass them."""
-    async with serving(engine_of(), KEYS) as served:
-        http, loop = http_of(served), asyncio.get_running_loop()
-        began = loop.time()
-        refused = [asyncio.ensure_future(http.get("/v1/models")) for _ in range(10 * MOST_PLACES)]
-        await refused[0]
-        accepted = await http.get("/v1/models", headers={"authorization": "Bearer user"})
-        assert accepted.status_code == 200
-        assert not all(each.done() for each in refused)
-        assert {each.status_code for each in await asyncio.gather(*refused)} == {401}
-        assert loop.time() - began >= 9 * REFUSAL_REST

@@ -78,12 +78,7 @@ def current_caller() -> Caller:
 
 def caller_of(request: Request) -> Caller:
     """Return the caller of a request. Stored objects are visible to their `owner` only."""
-    return caller_in(request.scope)
-
-
-def caller_in(scope: Scope) -> Caller:
-    """Return the caller of the request of a scope, one without owner if the request has not been admitted."""
-    caller = scope.get(_SCOPE, Caller())
+    caller = request.scope.get(_SCOPE, Caller())
     assert isinstance(caller, Caller)
     return caller
 

@@ -105,19 +105,17 @@ class LoopPlaces:
     """Places for small pieces of work of one kind in an iteration of the event loop; API keys rotate.
 
     An iteration handles everything that has arrived. Without places, a client that sends a thousand small requests at a
-    time would make one long iteration, for which the streams of others wait. With `rest`, places that were taken are
-    free again after so many seconds instead of in the next iteration.
+    time would make one long iteration, for which the streams of others wait.
     """
 
-    def __init__(self, rest: float = 0.0) -> None:
-        self._rest = rest
+    def __init__(self) -> None:
         self._left = MOST_PLACES
         self._waiting = RoundRobinQueue()
 
     async def wait(self, owner: str) -> None:
         """Wait until the loop has a place."""
         if self._left == MOST_PLACES:
-            self._renew_later()
+            asyncio.get_running_loop().call_soon(self._renew)  # runs in the next iteration
         if not self._left or len(self._waiting):
             await self._waiting.join(owner)
         else:
@@ -128,10 +126,7 @@ class LoopPlaces:
         while self._left and self._waiting.next():
             self._left -= 1
         if self._left < MOST_PLACES:
-            self._renew_later()
-
-    def _renew_later(self) -> None:
-        asyncio.get_running_loop().call_later(self._rest, self._renew)  # without a rest in the next iteration
+            asyncio.get_running_loop().call_soon(self._renew)
 
 
 def turns_of(request: Request) -> LoopTurns:

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
-from tercet.frontend.http.auth import Caller, Keys, caller_in, has_key, set_caller
+from tercet.frontend.http.auth import Caller, Keys, has_key, set_caller
 from tercet.frontend.http.backpressure import BackpressuredSend
 from tercet.frontend.http.error_format import ROUTE, error_response, uses_anthropic_format
 from tercet.frontend.http.loop_turns import LoopPlaces
@@ -27,8 +27,6 @@ OPEN_ROUTES = frozenset({"/health", "/live"})
 _OTHER = "other"
 _NO_KEY = "No API key provided: send it as 'Authorization: Bearer KEY'."
 _WRONG_KEY = "Incorrect API key provided."
-REFUSAL_REST = 0.02
-"""Seconds in which at most `MOST_PLACES` requests are refused: a client that retries at once waits for its refusal."""
 
 
 class RequestMiddleware:
@@ -55,7 +53,6 @@ class RequestMiddleware:
         self._budget = budget
         self._hosts = hosts
         self._starts = LoopPlaces()
-        self._refusals = LoopPlaces(REFUSAL_REST)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -71,8 +68,6 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             nonlocal started, ended
             if message["type"] == "http.response.start":
-                if 400 <= message["status"] < 500:
-                    await self._refusals.wait(caller_in(scope).owner)
                 started = True
                 self._exchanges[_exchange(scope, message["status"])] += 1
                 response_headers = MutableHeaders(scope=message)

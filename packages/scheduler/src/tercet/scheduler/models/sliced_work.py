@@ -15,10 +15,10 @@ from tercet.scheduler.device.time_slices import pause
 from tercet.scheduler.models.native_linear import NativeLinear
 
 _NAME = "tercet_sliced"
-_PART = 1e9
-"""Floating-point operations of a part: a few milliseconds."""
+_PART = 2.5e8
+"""Floating-point operations of a part: a few milliseconds on two cores."""
 _LEAST_ROWS = 16
-_ACTIVATION = 500
+_ACTIVATION = 150
 """Operations of a value of an activation function, for the time that it takes."""
 _ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
 """Modules of torch and transformers that define activation functions."""
