@@ -33,7 +33,7 @@ _ATTACKER, _VICTIM = "key-of-the-attacker", "key-of-the-victim"
 _IDLE_SECONDS = 3.0
 _RECOVERY_SECONDS = 90.0
 _NICENESS = 10
-_DEATH = re.compile(r"tercet: \S+ (died|hangs)")
+_DEATH = re.compile(r"tercet: warning: \S+ (died|hangs)")
 
 
 @dataclass(frozen=True)

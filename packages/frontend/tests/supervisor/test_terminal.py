@@ -116,11 +116,13 @@ def test_every_line_of_a_json_log_is_an_object() -> None:
     display.output("scheduler-0", own)
     display.output("scheduler-0", '{"time":"t","message":"cut')
     display.line("tercet: error: no part is left")
+    display.line("tercet: warning: s died: Fatal Python error: Aborted")
     display.progress("scheduler-0", "weights", 1, 10)
     first, *others = stream.getvalue().splitlines()
     assert first == own
     assert [(each["part"], each["level"], each["message"]) for each in map(json.loads, others)] == [
         ("scheduler-0", "INFO", '{"time":"t","message":"cut'),
         ("supervisor", "ERROR", "tercet: error: no part is left"),
+        ("supervisor", "WARNING", "tercet: warning: s died: Fatal Python error: Aborted"),
         ("supervisor", "INFO", "scheduler-0: weights 10%"),
     ]

@@ -1,5 +1,6 @@
 """Output of the supervisor: progress bars and lines on a terminal, plain lines elsewhere."""
 
+import re
 import sys
 import threading
 import time
@@ -14,6 +15,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from tercet.frontend.supervisor.options import ServeOptions
 from tercet.protocol.system.log_lines import json_line, rfc3339
 
+_LEVEL = re.compile(" (error|warning): ")
+"""Words that name the level of a line; the first ones count."""
 _MAX_QUEUED_OUTPUT = 1000
 """Output lines of parts that may wait to be shown; further ones are dropped."""
 _MAX_QUEUED_CALLS = 4000
@@ -116,7 +119,8 @@ class JsonTerminal(PlainTerminal):
             self._write(name, text)
 
     def _write(self, part: str, text: str) -> None:
-        level = next((name for name in ("ERROR", "WARNING") if f" {name.lower()}: " in text), "INFO")
+        found = _LEVEL.search(text)
+        level = found[1].upper() if found else "INFO"
         super().line(json_line({"time": rfc3339(time.time()), "level": level, "part": part, "message": text}))
 
 
