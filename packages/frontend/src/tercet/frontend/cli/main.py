@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, UnusedCliTokensError):
             line = f"that is more than it takes: {' '.join(error.unused_tokens or ())}"
         elif isinstance(error, UnknownOptionError) and error.command_chain == ("serve",):
-            line += " What its help does not list a part may have: --scheduler.NAME VALUE, --frontend.NAME VALUE"
+            line += " Options of one part are written --scheduler.NAME VALUE or --frontend.NAME VALUE"
         print(f"tercet: error: {line}", file=sys.stderr)  # noqa: T201
         return 2
     except OSError as error:

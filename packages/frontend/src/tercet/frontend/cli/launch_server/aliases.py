@@ -167,6 +167,7 @@ INSTEAD: Mapping[str, str] = {
     "--enable-hierarchical-cache": "size the one KV cache with --kv-cache-bytes or --mem-fraction-static",
     "--enable-trace": "use --otlp-endpoint with the URL of a collector",
     "--otlp-traces-endpoint": "use --otlp-endpoint with the URL of a collector that takes OTLP by HTTP",
+    "--crash-dump-folder": "dumps are in --scheduler.state-dir, as docs/guides/troubleshooting.md says",
     "--fastapi-root-path": "let the proxy remove the prefix",
     "--log-level-http": "use --frontend.access-log true for a line per request",
     "--uvicorn-access-log-exclude-prefixes": "use --frontend.access-log true for a line per request",
