@@ -1,4 +1,4 @@
-"""Ways of products with 8-bit weights: each checked and timed, and the table of choice that follows.
+"""Ways of products with quantized weights: each checked and timed, and the table of choice that follows.
 
 A way includes the rounding of activations and the scaling of sums. One that is refused or wrong has words for a time.
 """
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from tercet.kernels.device import has_failed
-from tercet.kernels.ops.quantized import EightBits, QuantizedWeight, dequantize
+from tercet.kernels.ops.quantized import EightBits, Format, QuantizedWeight, dequantize
 from tercet.kernels.ops.rounded import linear_rounded, round_rows
 from tercet.kernels.tools.bench import measure_recorded
-from tercet.kernels.triton.linear.choices import BLOCK, WAYS, Kind, Way, architecture, kind_of
+from tercet.kernels.triton.linear.choices import BLOCK, WAYS, Kind, Way, architecture, kind_of, rounds
 from tercet.kernels.triton.linear.eight_bits import rounding_of
 from tercet.kernels.triton.linear.quantized import multiply
 from tools.gpu_stages.scale import Results, Scale
@@ -26,7 +26,9 @@ _ALLOWED = 0.01
 _COMPARED = 64
 """Rows that are compared with the definition."""
 
-_FORMATS: dict[Kind, EightBits] = {"fp8": "fp8", "fp8 block": "fp8", "int8": "int8"}
+_FORMATS: dict[Kind, Format] = {"fp8": "fp8", "fp8 block": "fp8", "int8": "int8", "int4": "int4"}
+_BLOCKS = {"fp8 block": (BLOCK, BLOCK), "int4": (1, BLOCK)}
+_ROUNDED: dict[Format, EightBits] = {"fp8": "fp8", "int8": "int8"}
 
 
 def time_ways(scale: Scale, _: str) -> Iterator[Results]:
@@ -41,9 +43,9 @@ def time_ways(scale: Scale, _: str) -> Iterator[Results]:
 
 
 def _by_rows(scale: Scale, kind: Kind, n: int, k: int) -> Iterator[tuple[str, dict[str, float | str]]]:
-    block = (BLOCK, BLOCK) if kind == "fp8 block" else (1, k)
-    made = [random_weight(_FORMATS[kind], block, n, k, scale) for _ in copies(scale, n * k)]
-    weights = [replace(weight, activations=_FORMATS[kind]) for weight in made]
+    form, block = _FORMATS[kind], _BLOCKS.get(kind, (1, k))
+    made = [random_weight(form, block, n, k, scale) for _ in copies(scale, n * k * (0.5 if form == "int4" else 1))]
+    weights = [replace(weight, activations=_ROUNDED.get(form)) for weight in made]
     if kind_of(weights[0]) != kind:
         return  # a shape that such kernels do not take
     for rows in scale.way_rows:
@@ -71,7 +73,7 @@ def _time(scale: Scale, way: Way, x: torch.Tensor, weights: list[QuantizedWeight
 def _trouble(way: Way, x: torch.Tensor, weight: QuantizedWeight) -> str:
     """Return how far a way is from the definition of its first rows, if too far."""
     actual, few = multiply(x, weight, None, way)[:_COMPARED].float(), x[:_COMPARED]
-    if way == "weights":
+    if not rounds(way):
         expected = few.float() @ dequantize(weight).T
     else:
         expected = linear_rounded(round_rows(few, *rounding_of(weight, way)), weight, None, torch.float32)

@@ -21,6 +21,8 @@ INSTRUCTIONS = {
     "scale sums, int8, a bias": 135,
     "moe, long prefill": 1250,
     "moe, mxfp4, prefill": 1600,
+    "int4, turned": 1400,
+    "int4, turned, 128 rows": 1600,
     "moe, fp8, few": 740,
     "moe, int4, few": 860,
 }

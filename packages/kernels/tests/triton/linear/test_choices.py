@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
+from tercet.kernels.ops import projection as reference_projection
 from tercet.kernels.ops import rounded as reference
 from tercet.kernels.ops.projection import Norm
 from tercet.kernels.ops.quantized import Format, QuantizedWeight, dequantize, quantize
@@ -57,6 +58,9 @@ def test_an_h100_takes_what_was_fastest_there(rows: int, way: str) -> None:
 
 
 def test_other_gpus_widen_weights() -> None:
+    assert [chosen("sm90", "int4", 64, 64, rows) for rows in (64, 65, 128, 129)] == [
+        *("weights", "turned", "turned", "weights")
+    ]
     for kind in WAYS:
         assert {chosen(architecture, kind, 64, 64, 300) for architecture in ("sm80", "sm100", "cpu")} == {"weights"}
 
@@ -85,7 +89,8 @@ def test_a_way_that_such_weights_do_not_have_is_refused(monkeypatch: pytest.Monk
         (weight_of("fp8", 64, 256, (64, 128)), None),
         (weight_of("fp8", 64, 256, (1, 128)), None),
         (weight_of("fp8", 40), None),
-        (weight_of("int4", 64, 128, (1, 32)), None),
+        (weight_of("int4", 64, 128, (1, 32)), "int4"),
+        (weight_of("mxfp4", 64, 128), None),
         (replace(weight_of("fp8"), activations=None), None),
     ],
 )
@@ -153,6 +158,20 @@ def test_layers_take_the_chosen_way(kind: Format, rows: int, way: Way, monkeypat
     assert (out.shape, again.shape, total.shape) == ((rows, 64), (rows, 32), (rows, 128))
     full = x.float() @ dequantize(weight).T
     assert ((out.float() - full).square().mean() / full.square().mean()).sqrt() < 0.06
+
+
+@pytest.mark.usefixtures("_table")
+def test_weights_in_4_bits_are_turned_and_their_activations_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of float16, in which most such checkpoints are."""
+    monkeypatch.setitem(TABLE["cpu"], "int4", {"*": [[4, "turned"]]})
+    weight, x = weight_of("int4", 64, 128, (1, 32)), torch.randn(20, 128).half()
+    norm = Norm(torch.rand(128).half(), 1e-5)
+    assert way_of(x, weight) == "turned"
+    assert way_of(x.float(), weight) == "weights"
+    out, total = projection.project_normed(x, x, norm, weight)
+    expected, _ = reference_projection.project_normed(x, x, norm, weight)
+    torch.testing.assert_close(out, expected, rtol=4e-3, atol=4e-3)
+    assert torch.equal(total, x + x)
 
 
 def test_blocks_have_scales_as_torch_reads_them() -> None:

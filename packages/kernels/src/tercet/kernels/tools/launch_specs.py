@@ -26,7 +26,7 @@ from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.attention import rope
 from tercet.kernels.triton.attention.latent_rope import latent_rope_store
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.linear import dequantize, quantized, quantized_gemv, rounding
+from tercet.kernels.triton.linear import dequantize, quantized, quantized_gemv, rounding, turned
 from tercet.kernels.triton.linear.lora import add_lora
 from tercet.kernels.triton.linear.projection import project, project_normed, project_onto
 from tercet.kernels.triton.moe import moe_gemv_quantized
@@ -399,6 +399,10 @@ CASES: dict[str, Callable[[], object]] = {
     "round normed rows, int8": partial(_round, 8192, "int8", norm=True),
     "scale sums": partial(_scale_sums, torch.float32),
     "scale sums, int8, a bias": partial(_scale_sums, torch.int32, bias=True),
+    "int4, turned": lambda: turned.turned_linear(_hidden(16), _int4()),
+    "int4, turned, 32 rows": lambda: turned.turned_linear(_hidden(32), _weight("int4", 28672, HIDDEN)),
+    "int4, turned, 64 rows": lambda: turned.turned_linear(_hidden(64), _int4()),
+    "int4, turned, 128 rows": lambda: turned.turned_linear(_hidden(128), _weight("int4", 28672, HIDDEN)),
     "route": lambda: route(_hidden(4, 32), Routing(top_k=4, renormalize=True)),
     "route, softmax of all": lambda: route(_hidden(4, 60), Routing(top_k=4)),
     "route, corrected": lambda: route(

@@ -42,7 +42,7 @@ from tercet.kernels.triton.attention.latent_rope import latent_rope_store
 from tercet.kernels.triton.attention.rope import rope_store
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.launch import cdiv, multiprocessors
-from tercet.kernels.triton.linear import choices, eight_bits
+from tercet.kernels.triton.linear import choices, eight_bits, turned
 from tercet.kernels.triton.linear import lora as fused_lora
 from tercet.kernels.triton.linear import projection as fused_projection
 from tercet.kernels.triton.linear import quantized as fused_quantized
@@ -302,6 +302,9 @@ def _quantized(device: torch.device) -> Pair:
             weight = quantized.quantize(full, kind, block)
             actual.append(fused_quantized.linear_quantized(x[:rows], weight))
             expected.append(quantized.linear_quantized(x[:rows], weight))
+            if rows > 1 and turned.supports_turned(weight):
+                actual.append(turned.turned_linear(x[:rows], weight))
+                expected.append(expected[-1])
     return torch.cat(actual), torch.cat(expected)
 
 
@@ -310,7 +313,7 @@ def _rounded(device: torch.device) -> Pair:
     actual, expected = [], []
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     here = {"int8", *choices.table().get(choices.architecture(device), {})}
-    ways = [(kind, way) for kind, every in choices.WAYS.items() if kind in here for way in every if way != "weights"]
+    ways = [(kind, way) for kind, every in choices.WAYS.items() if kind in here for way in every if choices.rounds(way)]
     for kind, way in ways:
         block = (choices.BLOCK, choices.BLOCK) if kind == "fp8 block" else (1, 512)
         full = torch.randn(256, 512, device=device) * 512**-0.5

@@ -1,4 +1,4 @@
-"""Choice of the kernel of a product with an 8-bit weight: by shape and rows, from a checked-in table (choices.json).
+"""Choice of the kernel of a product with a quantized weight: by shape and rows, from a checked-in table (choices.json).
 
 The table has for each architecture and kind of weight the fewest rows from which each way is taken, for a shape
 ("outputs x inputs") or all others ("*"). `tools/gpu_check --choices` writes it from a record of the stage `tuning`.
@@ -12,23 +12,28 @@ from typing import Literal
 import torch
 
 from tercet.kernels.ops.quantized import QuantizedWeight
+from tercet.kernels.triton.linear.turned import supports_turned
 
-Way = Literal["weights", "sums", "rows", "blocks", "integers"]
-"""Ways of a product: "weights" widens codes of the weight alone. The others round activations: in fp8 with scales
-applied to float32 sums after the product ("sums"), in the product ("rows"), or in blocks of 128 ("blocks"); and in int8
-("integers")."""
+Way = Literal["weights", "turned", "sums", "rows", "blocks", "integers"]
+"""Ways of a product: "weights" widens codes of the weight (`quantized`), "turned" does so as the left operand. The
+others round activations: in fp8 with scales applied to float32 sums after the product ("sums"), in the product
+("rows"), or in blocks of 128 ("blocks"); and in int8 ("integers")."""
 
-Kind = Literal["fp8", "fp8 block", "int8"]
+Kind = Literal["fp8", "fp8 block", "int8", "int4"]
 WAYS: dict[Kind, tuple[Way, ...]] = {
     "fp8": ("weights", "sums", "rows"),
     "fp8 block": ("weights", "blocks"),
     "int8": ("weights", "integers"),
+    "int4": ("weights", "turned"),
 }
 """Ways of each kind of weight. The table names no others."""
 
 BLOCK = 128
 _UNIT = 16
 """Inputs and outputs of torch's 8-bit products are multiples of this."""
+
+_ROUNDED, _ANY = (torch.bfloat16,), (torch.bfloat16, torch.float16)
+"""Dtypes of activations that are rounded to 8 bits, and of those that are not."""
 
 _LEAST_INTEGERS = 17
 """Fewest rows of `torch._int_mm`."""
@@ -37,8 +42,10 @@ Table = dict[str, dict[str, dict[str, list[list[int | str]]]]]
 
 
 def kind_of(weight: QuantizedWeight) -> Kind | None:
-    """Return the row of the table for a weight; None if its activations are not rounded."""
+    """Return the row of the table for a weight; None if the table has none, or its activations are not rounded."""
     n, k = weight.shape
+    if supports_turned(weight):
+        return "int4"
     if weight.activations != weight.format or n % _UNIT or k % _UNIT:
         return None
     if weight.block[0] == 1 and weight.block[1] >= k:
@@ -51,10 +58,15 @@ def kind_of(weight: QuantizedWeight) -> Kind | None:
 def way_of(x: torch.Tensor, weight: QuantizedWeight) -> Way:
     """Return the way of a product of x [..., k] with a weight on their device."""
     kind = kind_of(weight)
-    if kind is None or x.dtype != torch.bfloat16:
+    if kind is None or x.dtype not in (_ANY if kind == "int4" else _ROUNDED):
         return "weights"
     n, k = weight.shape
     return chosen(architecture(x.device), kind, n, k, x.numel() // k)
+
+
+def rounds(way: Way) -> bool:
+    """Return whether a way rounds activations."""
+    return way not in ("weights", "turned")
 
 
 @cache

@@ -14,7 +14,7 @@ from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.kernels.triton.activation import act_and_mul
 from tercet.kernels.triton.linear import linear, quantized_gemv
-from tercet.kernels.triton.linear.choices import Way, way_of
+from tercet.kernels.triton.linear.choices import Way, rounds, way_of
 from tercet.kernels.triton.linear.eight_bits import linear_rounded, rounding_of
 from tercet.kernels.triton.linear.quantized import linear_quantized
 from tercet.kernels.triton.linear.rounding import round_normed
@@ -43,7 +43,7 @@ def project_normed(
     """See `tercet.kernels.ops.projection.project_normed`."""
     if residual is None and not isinstance(weight, QuantizedWeight) and linear.supports_gemv(x, weight):
         return linear.gemv(x, weight, bias, norm=norm, gate=gate), x
-    if isinstance(weight, QuantizedWeight) and (way := _way(x, weight)) != "weights":
+    if isinstance(weight, QuantizedWeight) and rounds(way := _way(x, weight)):
         rounded, total = round_normed(x, residual, norm, *rounding_of(weight, way))
         out = linear_rounded(rounded, weight, bias, way, x.dtype)
         return out if gate is None else act_and_mul(out, gate), total

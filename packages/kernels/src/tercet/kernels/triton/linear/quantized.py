@@ -4,7 +4,7 @@ The reference is `tercet.kernels.ops.quantized.linear_quantized`. Codes are exac
 to its part of the sum, in float32. One row does without tensor cores (`quantized_gemv`). For many rows the weight is
 unpacked once beforehand (`dequantize`), instead of once for every tile of rows. If outputs are few, inputs are cut into
 splits (`split_k_reduce`). Weights in 8 bits that were made for rounded activations are multiplied in 8 bits where that
-is faster (`choices`, `eight_bits`).
+is faster (`choices`, `eight_bits`), and weights in 4 bits as the left operand (`turned`).
 """
 
 import torch
@@ -25,7 +25,7 @@ from tercet.kernels.triton.launch import (
     shared_memory,
 )
 from tercet.kernels.triton.launch_cache import launch
-from tercet.kernels.triton.linear.choices import Way, way_of
+from tercet.kernels.triton.linear.choices import Way, rounds, way_of
 from tercet.kernels.triton.linear.dequant_bits import (
     E2M1_LEFT,
     columns_of,
@@ -40,6 +40,7 @@ from tercet.kernels.triton.linear.eight_bits import linear_rounded, rounding_of
 from tercet.kernels.triton.linear.quantized_gemv import gemv, supports_gemv
 from tercet.kernels.triton.linear.rounding import round_rows
 from tercet.kernels.triton.linear.split_k_reduce import add_splits, range_of_split, splits_for
+from tercet.kernels.triton.linear.turned import turned_linear
 
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
 
@@ -239,7 +240,9 @@ def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
 def multiply(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, way: Way) -> torch.Tensor:
     """Compute the linear layer by one way."""
-    if way != "weights":
+    if way == "turned":
+        return turned_linear(x, weight, bias)
+    if rounds(way):
         rounded = round_rows(x.reshape(-1, x.shape[-1]), *rounding_of(weight, way))
         return linear_rounded(rounded, weight, bias, way, x.dtype).view(*x.shape[:-1], -1)
     if supports_gemv(x, weight):
