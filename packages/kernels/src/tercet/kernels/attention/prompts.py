@@ -76,7 +76,7 @@ def padded_length(length: int) -> int:
 
 def long_prompts(batch: AttentionBatch, least: int) -> list[int]:
     """Return the rows that are prompts of at least `least` tokens without a cached beginning."""
-    if batch.seen is not None:
+    if batch.seen is not None or batch.max_query < least:
         return []
     lengths = zip(batch.host_query_lens, batch.host_kv_lens, strict=True)
     return [row for row, (new, kept) in enumerate(lengths) if new == kept >= least]
