@@ -62,7 +62,9 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
 
 
 def build_model(config: ModelConfig, device: torch.device | str = "cpu", shard: Shard = WHOLE) -> CausalLM:
-    """Build the model of a config on a device, without loaded weights."""
+    """Build the model of a config on a device, without loaded weights. Raise ValueError for an impossible shard."""
+    if shard.experts.size > 1 and config.moe is None:
+        raise ValueError(f"--expert-parallel-size {shard.experts.size}: {config.architecture} has no experts")
     family = family_of(config.architecture)
     with torch.device(device):
         return family.build(config, shard).eval()

@@ -1,6 +1,6 @@
 """Ranks as threads of one process: `Collectives` and `StageLinks` for tests, without processes or sockets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
 from threading import Barrier, BrokenBarrierError
@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
 from tercet.scheduler.models.layers.shard import Shard, Stage
 
 _Given = TypeVar("_Given")
@@ -37,6 +38,19 @@ class ThreadCollectives:
     def all_reduce_min(self, number: int) -> int:
         """See `Collectives`."""
         return min(int(other) for other in self._part(self._meet("smallest", torch.tensor(number))))
+
+    def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """See `AllToAll`. Raises RuntimeError unless ranks get as many rows as they expect."""
+        numbers = self._part(torch.stack(self._meet("all_to_all", torch.tensor(sent))))
+        if numbers[:, self._rank].tolist() != [*received] or len(rows) != sum(sent):
+            self._barrier.abort()
+            raise RuntimeError(f"rank {self._rank} expects {received} of {numbers.tolist()}, and sends {len(rows)}")
+        self._board[self._rank] = "rows", rows
+        self._barrier.wait()
+        parts = [
+            torch.split(x, counts.tolist())[self._rank] for (_, x), counts in zip(self._board, numbers, strict=True)
+        ]
+        return self._part(torch.cat(parts))
 
     def _meet(self, name: str, x: torch.Tensor) -> list[torch.Tensor]:
         """Exchange values with all ranks. None is overwritten before `_part`."""
@@ -82,8 +96,10 @@ class ThreadLinks:
         self._after.put(x.clone())
 
 
-def on_ranks(size: int, run: Callable[[Shard], _Given], *, stages: int = 1) -> list[_Given]:
+def on_ranks(size: int, run: Callable[[Shard], _Given], *, stages: int = 1, experts: int = 1) -> list[_Given]:
     """Return the result of `run` on each of `size` ranks of each stage, the first stage first.
+
+    Experts are on `experts` groups of the ranks of a stage.
 
     Raises the first failing rank's exception, which ends the others.
     """
@@ -98,7 +114,8 @@ def on_ranks(size: int, run: Callable[[Shard], _Given], *, stages: int = 1) -> l
         everyone = ThreadCollectives(number, world, board)
         links = ThreadLinks(queues[stage][rank], queues[stage + 1][rank], everyone, world)
         own = ThreadCollectives(rank, barriers[stage], boards[stage])
-        return Shard(rank, size, own, Stage(stage, stages, links if stages > 1 else None))
+        shard = Shard(rank, size, own, Stage(stage, stages, links if stages > 1 else None))
+        return with_experts(shard, experts, own.all_to_all)
 
     def one(number: int) -> _Given:
         try:

@@ -1,6 +1,6 @@
 """Mixtures of experts: MLPs in which a router chooses a few of many experts for each token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -10,6 +10,7 @@ from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantizedExperts
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
+from tercet.scheduler.models.layers.expert_parallel.tokens import tokens_of
 from tercet.scheduler.models.layers.layer_ops import OpsModule
 from tercet.scheduler.models.layers.layers import GatedMLP, SquaredReLUMLP
 from tercet.scheduler.models.layers.linear import Linear, MappedRows, nothing
@@ -83,24 +84,26 @@ class ExpertLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """The weights of all experts of a layer, which `MixtureOfExperts` uses.
+    """The weights of the experts of a layer that this rank holds, which `MixtureOfExperts` uses.
 
     Without a gate, `gate_up_proj` is the up projection alone. Checkpoints store them in this form or, mostly, each
     expert separately: see `ExpertNames`.
     """
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
+    def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard, held: Sequence[int]) -> None:
+        """Create the `held` experts, of whose columns this rank has those of `shard`."""
         super().__init__()
-        held = shard.span(moe.intermediate_size, "expert columns")
-        self.columns = Cut.span(moe.intermediate_size, held)
+        self.held = held
+        self.cut = Cut.items(moe.experts, held)
+        """The held experts among all."""
+        columns = shard.span(moe.intermediate_size, "expert columns")
+        self.columns = Cut.span(moe.intermediate_size, columns)
         """The held columns of each expert's gate, up and down projections."""
-        size, hidden = len(held), moe.latent_size or config.hidden_size
+        size, hidden = len(columns), moe.latent_size or config.hidden_size
         ups = 1 if moe.gate is None else 2
         quantized = config.quantization is not None
         self.gate_up_proj, self.down_proj = (
-            ExpertLinear(
-                moe.experts, inputs, outputs, dtype=config.dtype, quantized=quantized, bias=moe.bias, runs=runs
-            )
+            ExpertLinear(len(held), inputs, outputs, dtype=config.dtype, quantized=quantized, bias=moe.bias, runs=runs)
             for inputs, outputs, runs in ((hidden, ups * size, ups), (size, hidden, 1))
         )
 
@@ -131,16 +134,18 @@ class MixtureOfExperts(OpsModule):
     latent size read a projection of the input, and the weighted sum of their outputs is projected back.
     """
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
+    def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard, layer: int) -> None:
         super().__init__()
-        self._shard = shard
+        self._part = part = shard.of_experts
+        self._inner_size = moe.latent_size or config.hidden_size
+        self.tokens = tokens_of(shard, layer, moe.experts)
         self.routing = moe.routing
         self.expert_gate = moe.gate
         self.scales_inputs = moe.scales_inputs
         self.gate = Router(config, moe)
-        self.experts = Experts(config, moe, shard)
+        self.experts = Experts(config, moe, part, self.tokens.held)
         kind = SquaredReLUMLP if moe.gate is None else partial(GatedMLP, gate=moe.gate)
-        shared = kind(config, shard, bias=config.mlp_bias, size=moe.shared_size) if moe.shared_size else None
+        shared = kind(config, part, bias=config.mlp_bias, size=moe.shared_size) if moe.shared_size else None
         self.shared_expert = shared if moe.gates_shared else None
         self.shared_experts = None if moe.gates_shared else shared
         self.shared_expert_gate = (
@@ -156,7 +161,7 @@ class MixtureOfExperts(OpsModule):
     def process_weights_after_loading(self) -> None:
         """Zero the down projection's bias except on rank 0, like `RowParallelLinear`."""
         bias = self.experts.down_proj.bias
-        if bias is not None and self._shard.rank:
+        if bias is not None and self._part.rank:
             bias.data.zero_()
 
     def forward(
@@ -164,28 +169,47 @@ class MixtureOfExperts(OpsModule):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Apply the experts to the normalized x + residual. See `Attention.forward`."""
         x, residual = norm.add(x, residual)
+        own = self.tokens.own(x)
+        out = self.tokens.whole(self._with_shared(own, self.mixed(own)), len(x))
+        return out if after is None else after(out), residual
+
+    def mixed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums of the experts of tokens x that this rank routes, or its summands of them."""
+        if len(x):
+            return self.tokens.mixed(*self.routed(x), self._compute)
+        weights = torch.empty(0, self.routing.top_k, device=x.device)  # other ranks may send tokens
+        return self.tokens.mixed(x.new_empty(0, self._inner_size), weights, weights.long(), self._compute)
+
+    def routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the inputs of the experts of tokens x, with their weights and experts. See `route`."""
         weights, experts = self.ops.route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
-        projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
-        biases, gate = self.experts.biases, self.expert_gate
-        inner = x if self.fc1_latent_proj is None else self.fc1_latent_proj(x)
-        if self.scales_inputs:  # a row for each expert of each token
-            scaled = (inner[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
-            ones, each = torch.ones_like(weights.view(-1, 1)), experts.view(-1, 1)
-            out = self.ops.fused_moe(scaled, ones, each, *projections, gate=gate, biases=biases)
-            out = out.view(*weights.shape, -1).sum(1)
-        else:
-            out = self.ops.fused_moe(inner, weights, experts, *projections, gate=gate, biases=biases)
+        return x if self.fc1_latent_proj is None else self.fc1_latent_proj(x), weights, experts
+
+    def _with_shared(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of the mixture, given those of its routed experts."""
+        if not len(x):
+            return x
         out = out if self.fc2_latent_proj is None else self.fc2_latent_proj(out)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.partial(x)
         if self.shared_experts is not None:
             out = out + self.shared_experts.partial(x)
-        out = self._shard.collectives.all_reduce(out)
-        return out if after is None else after(out), residual
+        return out
+
+    def _compute(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums of held experts. See `fused_moe`."""
+        projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
+        biases, gate = self.experts.biases, self.expert_gate
+        if not self.scales_inputs:
+            return self.ops.fused_moe(x, weights, experts, *projections, gate=gate, biases=biases)
+        scaled = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)  # a row for each expert of each token
+        ones, each = torch.ones_like(weights.reshape(-1, 1)), experts.reshape(-1, 1)
+        out = self.ops.fused_moe(scaled, ones, each, *projections, gate=gate, biases=biases)
+        return out.view(*weights.shape, -1).sum(1)
 
 
 def mlp_of(config: ModelConfig, layer: int, shard: Shard) -> GatedMLP | MixtureOfExperts:
     """Return the MLP of a layer, plain or a mixture of experts."""
     if config.moe is None or not config.moe.layers[layer]:
         return GatedMLP(config, shard, bias=config.mlp_bias)
-    return MixtureOfExperts(config, config.moe, shard)
+    return MixtureOfExperts(config, config.moe, shard, layer)

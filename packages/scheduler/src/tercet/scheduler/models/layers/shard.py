@@ -12,10 +12,13 @@ one of a stage.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch.nn.functional import pad
+
+from tercet.scheduler.models.layers.expert_parallel.group import ExpertGroup
 
 
 class Collectives(Protocol):
@@ -131,6 +134,13 @@ class Shard:
     size: int = 1
     collectives: Collectives = field(default=SingleRankCollectives(), compare=False)
     stage: Stage = Stage()
+    experts: ExpertGroup = field(default=ExpertGroup(), compare=False)
+
+    @property
+    def of_experts(self) -> "Shard":
+        """Return the shard of each expert that this rank holds, and of shared experts. It has no collectives."""
+        size = self.size // self.experts.size
+        return Shard(self.rank % size, size)
 
     @property
     def is_whole(self) -> bool:
@@ -191,6 +201,13 @@ class Cut:
     def span(cls, count: int, held: range, each: int = 1, dim: int = 0) -> "Cut":
         """Create the cut of items in `held`, of `count` items with `each` elements."""
         return cls(count * each, (range(held.start * each, held.stop * each),), dim)
+
+    @classmethod
+    def items(cls, count: int, held: Sequence[int]) -> "Cut":
+        """Create the cut of single elements, in ascending order."""
+        starts = [index for index, item in enumerate(held) if not index or held[index - 1] + 1 != item]
+        runs = (range(held[start], held[end - 1] + 1) for start, end in pairwise((*starts, len(held))))
+        return cls(count, tuple(runs))
 
     @classmethod
     def all(cls, count: int) -> "Cut":

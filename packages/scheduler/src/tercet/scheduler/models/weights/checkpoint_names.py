@@ -10,6 +10,7 @@ after reading.
 Of models that also read images, only the text part is served, and its names have another prefix.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.recurrent import CausalConv
 from tercet.scheduler.models.layers.shard import Cut
 
+_EXPERT = re.compile(r"(.*\.experts\.\d+)\.")
+"""The path of an expert at the beginning of the names of its tensors."""
 _TEXT = {
     "language_model.": "",
     "model.language_model.": "model.",
@@ -181,19 +184,26 @@ def _without_images(stored: Collection[str]) -> dict[str, str]:
 
 
 class Place(NamedTuple):
-    """The destination of a stored tensor, and the part of the tensor to read: without a `cut`, all of it."""
+    """The destination of a stored tensor, and the part of the tensor to read: without cuts, all of it."""
 
     memory: torch.Tensor
     cut: Cut | None = None
+    experts: Cut | None = None
+    """The cut of a tensor of all experts."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of the whole tensor."""
-        return tuple(self.memory.shape) if self.cut is None else self.cut.stored_shape(self.memory.shape)
+        shape = tuple(self.memory.shape)
+        for cut in (self.experts, self.cut):
+            shape = shape if cut is None else cut.stored_shape(shape)
+        return shape
 
     def held(self, stored: torch.Tensor) -> torch.Tensor:
         """Return the part of the tensor that this rank holds."""
-        return stored if self.cut is None else self.cut.of(stored)
+        for cut in (self.experts, self.cut):
+            stored = stored if cut is None else cut.of(stored)
+        return stored
 
 
 @dataclass(frozen=True)
@@ -297,11 +307,13 @@ class ExpertNames:
         places: dict[str, Place] = {}
         for name, linear, cut in ((_joint_name(gate_up), gate_up, rows), ("down_proj", down, columns)):
             if linear.bias is not None:
-                places[f"{path}.{name}_bias"] = Place(linear.bias.data, cut if linear is gate_up else None)
+                places[f"{path}.{name}_bias"] = Place(linear.bias.data, cut if linear is gate_up else None, experts.cut)
             if linear.weight.is_meta:
                 continue
-            whole, turned = Place(linear.weight.data, cut), Place(linear.weight.data.mT, cut.along(3 - cut.dim))
-            places[f"{path}.{name}"] = turned if self.transposed else whole
+            memory, cut = (
+                (linear.weight.data.mT, cut.along(3 - cut.dim)) if self.transposed else (linear.weight.data, cut)
+            )
+            places[f"{path}.{name}"] = Place(memory, cut, experts.cut)
         return places
 
     def gate_up_rows(self, experts: Experts) -> Cut:
@@ -318,7 +330,7 @@ class ExpertNames:
         """
         names = self._parts_of(experts, linear)
         result: dict[str, torch.Tensor] = {}
-        for number, weight in enumerate(linear.weight.data):
+        for number, weight in zip(experts.held, linear.weight.data, strict=True):
             rows = weight.chunk(linear.runs)
             result |= {f"{path}.{number}.{name}": row for name, row in zip(names, rows, strict=True)}
         return result
@@ -339,10 +351,19 @@ class ExpertNames:
                 )
             }
         return {
-            f"{path}.{number}.{name}.weight": partial(linear.set_mapped, number, run)
-            for number in range(len(experts.down_proj.weight))
+            f"{path}.{number}.{name}.weight": partial(linear.set_mapped, index, run)
+            for index, number in enumerate(experts.held)
             for linear in (experts.gate_up_proj, experts.down_proj)
             for run, name in enumerate(self._parts_of(experts, linear))
+        }
+
+    def of_other_ranks(self, model: nn.Module) -> set[str]:
+        """Return the path of each expert that other ranks hold and this one does not."""
+        return {
+            f"{path}.{number}"
+            for path, module in self.modules(model)
+            if isinstance(module, Experts)
+            for number in {*range(module.cut.whole)}.difference(module.held)
         }
 
     def _set_all_mapped(self, linear: ExpertLinear, mapped: MappedRows) -> None:
@@ -362,6 +383,12 @@ class ExpertNames:
                 for tensor in (weight, None if linear.bias is None else linear.bias.data):
                     for rows in () if tensor is None or tensor.is_meta else tensor:
                         rows.copy_(deinterleaved(rows))
+
+
+def without_experts(header: Mapping[str, StoredTensor], absent: Collection[str]) -> dict[str, StoredTensor]:
+    """Return the tensors of a file, by name, without those of the experts at the paths in `absent`."""
+    found = ((name, tensor, _EXPERT.match(name)) for name, tensor in header.items())
+    return {name: tensor for name, tensor, path in found if path is None or path[1] not in absent}
 
 
 def _outputs_last(gate_up: str, stored: Mapping[str, StoredTensor]) -> bool:

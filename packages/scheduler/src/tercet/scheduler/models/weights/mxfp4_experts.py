@@ -7,6 +7,7 @@ in e8m0.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -22,6 +23,14 @@ Read = Callable[[str], torch.Tensor]
 """A function that reads the stored tensor of a name, on the model's device."""
 
 
+class ReadPart(Protocol):
+    """The same for a part of a tensor."""
+
+    def __call__(self, name: str, cut: Cut | None = None) -> torch.Tensor:
+        """Return the stored tensor, or its part."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Mxfp4Experts:
     """A projection of all experts of a layer, and its name in the checkpoint. It has the methods of
@@ -34,6 +43,8 @@ class Mxfp4Experts:
     """The part of each expert's stored outputs that this rank holds."""
     columns: Cut
     """The part of each expert's stored inputs that this rank holds, a single range."""
+    experts: Cut
+    """The experts that this rank holds."""
     interleaved: bool
     """Gates and ups are stored interleaved."""
 
@@ -50,7 +61,7 @@ class Mxfp4Experts:
 
     def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:  # noqa: ARG002
         """Return the shapes of the two stored tensors."""
-        scales = len(self.target.weight), self.rows.whole, self.columns.whole // MXFP4_BLOCK[1]
+        scales = self.experts.whole, self.rows.whole, self.columns.whole // MXFP4_BLOCK[1]
         return {f"{self.name}_blocks": (*scales, MXFP4_BLOCK[1] // 2), f"{self.name}_scales": scales}
 
     def extras(self) -> list[str]:
@@ -61,9 +72,9 @@ class Mxfp4Experts:
         """Return no names: stored biases are always expected."""
         return []
 
-    def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
+    def load(self, read: ReadPart, device: torch.device, dtype: torch.dtype | None) -> None:
         """Set the layer's weight: quantized, or in full if `dtype` is given. Only one expert is in memory twice."""
-        blocks, scales = (self._held(read(f"{self.name}_{kind}")) for kind in ("blocks", "scales"))
+        blocks, scales = (self._held(read(f"{self.name}_{kind}", self.experts)) for kind in ("blocks", "scales"))
         experts, outputs, inputs = self.target.weight.shape
         if dtype is not None:
             memory = torch.empty(experts, outputs, inputs, dtype=dtype, device=device)

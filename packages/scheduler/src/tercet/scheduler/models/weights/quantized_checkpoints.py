@@ -309,7 +309,7 @@ def _quantized_experts(
         name = f"{path}.{'gate_up_proj' if up else 'down_proj'}"
         if quantization.method == "mxfp4" and f"{name}_blocks" in stored:
             rows, columns = (names.gate_up_rows(experts), every_input) if up else (every_output, experts.columns)
-            return [Mxfp4Experts(linear, name, rows, columns, interleaved=names.interleaved and up)]
+            return [Mxfp4Experts(linear, name, rows, columns, experts.cut, interleaved=names.interleaved and up)]
         if any(tensor.dtype in ("F8_E4M3", "I8") for name, tensor in stored.items() if name.startswith(f"{path}.")):
             raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
         _allocate(linear, device)

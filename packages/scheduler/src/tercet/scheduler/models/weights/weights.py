@@ -24,12 +24,14 @@ from tercet.scheduler.models.layers.linear import FusedLinear, Linear, MappedRow
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.recurrent import CausalConv
+from tercet.scheduler.models.layers.shard import Cut
 from tercet.scheduler.models.weights.checkpoint_names import (
     ExpertNames,
     FusedNames,
     Place,
     convolution_parts,
     text_names,
+    without_experts,
 )
 from tercet.scheduler.models.weights.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts
@@ -113,6 +115,9 @@ def load_weights(
 def _fitting(model: CausalLM, directory: Path) -> _Fitting:
     files = _read_text_part(directory, model.config, _other_stages(model))
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
+    if absent := ExpertNames.of(stored).of_other_ranks(model):
+        files = {path: without_experts(header, absent) for path, header in files.items()}
+        stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
     quantized = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
@@ -258,11 +263,12 @@ def _load_quantized(
     with ExitStack() as stack:
         opened = {path: stack.enter_context(open_tensors(path)) for path in files}
 
-        def read(name: str) -> torch.Tensor:
+        def read(name: str, cut: Cut | None = None) -> torch.Tensor:
             path = place[name]
-            tensor: torch.Tensor = opened[path].get_tensor(files[path][name].name).to(device)
+            tensor: torch.Tensor = opened[path].get_tensor(files[path][name].name)
+            held = tensor if cut is None else cut.of(tensor)
             tally.add(files[path][name])
-            return tensor
+            return held.to(device)
 
         for linear in linears:
             linear.load(read, device, dtype)

@@ -35,8 +35,11 @@ from tercet.scheduler.models.vision import wrappers
 class Gemma4Mixture(MixtureOfExperts):
     """Experts beside an MLP (`shared_experts`), each with norms of its own, over the same residual."""
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
-        super().__init__(config, moe, shard)
+    def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard, layer: int, width: int) -> None:
+        """Create both; `width` is the intermediate size of the MLP, of which each rank has columns."""
+        super().__init__(config, moe, shard, layer)
+        self._reduce = shard.collectives.all_reduce
+        self.shared_experts = GatedMLP(config, shard, bias=config.mlp_bias, size=width, gate=moe.gate or "gelu_tanh")
         size, eps, dtype = config.hidden_size, config.rms_norm_eps, config.dtype
         self.gate_norm = WeightlessNorm(size, eps, dtype)
         self.gate_scale = empty_parameter(size, dtype=dtype)
@@ -51,15 +54,16 @@ class Gemma4Mixture(MixtureOfExperts):
         if self.shared_experts is None:
             raise TypeError("there is an MLP beside the experts")
         x, residual = norm.add(x, residual)
-        reduce = self._shard.collectives.all_reduce
-        shared = self.shared_norm(reduce(self.shared_experts.partial(x)))
-        logits = self.gate(self.gate_norm(residual) * self.gate_scale * self._root)
-        weights, experts = self.ops.route(logits, self.routing, None)
-        projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
-        x, scales = self.experts_input_norm(residual), self.expert_scale[experts].to(weights.dtype)
-        out = reduce(self.ops.fused_moe(x, weights * scales, experts, *projections, gate=self.expert_gate))
+        shared = self.shared_norm(self._reduce(self.shared_experts.partial(x)))
+        out = self.tokens.whole(self.mixed(self.tokens.own(residual)), len(x))
         out = shared + self.experts_norm(out)
         return out if after is None else after(out), residual
+
+    def routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `MixtureOfExperts`. Tokens are residuals, which router and experts read through norms of their own."""
+        logits = self.gate(self.gate_norm(x) * self.gate_scale * self._root)
+        weights, experts = self.ops.route(logits, self.routing, None)
+        return self.experts_input_norm(x), weights * self.expert_scale[experts].to(weights.dtype), experts
 
 
 class Gemma4Layer(GemmaLayer):
@@ -116,7 +120,7 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         width = config.intermediate_size * (2 if config.wide_sharing_mlps and number in config.shared_caches else 1)
         if config.moe is None:
             return Gemma4Layer(config, attention, GatedMLP(config, shard, size=width, gate="gelu_tanh"))
-        return Gemma4Layer(config, attention, Gemma4Mixture(config, replace(config.moe, shared_size=width), shard))
+        return Gemma4Layer(config, attention, Gemma4Mixture(config, config.moe, shard, number, width))
 
     return CausalLM(config, shard, layer, FloatNorm, LayerInputDecoder)
 

@@ -45,7 +45,7 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         if number in config.cached_layers:
             return SingleLayer(config, Attention(config, number, rotary, shard))
         if config.moe is not None and config.moe.layers[number]:
-            return SingleLayer(config, MixtureOfExperts(config, config.moe, shard))
+            return SingleLayer(config, MixtureOfExperts(config, config.moe, shard, number))
         return SingleLayer(config, SquaredReLUMLP(config, shard, bias=config.mlp_bias))
 
     return CausalLM(config, shard, layer)

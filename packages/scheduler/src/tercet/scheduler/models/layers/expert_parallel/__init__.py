@@ -1,0 +1,1 @@
+"""Expert parallelism: places of experts on ranks, and the exchange of their tokens."""
