@@ -28,7 +28,7 @@ from tercet.frontend.parsers.families import FAMILIES
 from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from tercet.frontend.supervisor.options import FrontendOptions, SchedulerOptions, ServeOptions
 from tercet.scheduler.architectures import MODULES, WRAPPERS, embedders, generators, is_encoder
-from tercet.scheduler.config import HostOptions, ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import ExpertOptions, HostOptions, ModelOptions, ProcessOptions, ScheduleOptions
 from tools.sglang_names import ENDPOINTS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -278,6 +278,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scheduler-model": _options(ModelOptions),
     "scheduler-schedule": _options(ScheduleOptions),
     "scheduler-hosts": _options(HostOptions),
+    "scheduler-experts": _options(ExpertOptions),
     "detokenizer": _options(DetokenizerConfig),
 }
 """Tables by the name that their marker has in a page: `<!-- generated: NAME -->` to `<!-- end -->`."""

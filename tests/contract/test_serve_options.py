@@ -7,11 +7,11 @@ import pytest
 
 from tercet.frontend.supervisor.options import CHOICES, ConfigError, SchedulerOptions
 from tercet.scheduler.config import ConfigError as SchedulerConfigError
-from tercet.scheduler.config import HostOptions, ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import ExpertOptions, HostOptions, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import PolicyName
 from tools.docs_pages import attribute_docstrings
 
-KINDS: list[Any] = [ProcessOptions, ModelOptions, ScheduleOptions, HostOptions]
+KINDS: list[Any] = [ProcessOptions, ModelOptions, ScheduleOptions, HostOptions, ExpertOptions]
 PARTS: dict[str, Any] = {option.name: part for part in KINDS for option in fields(part)}
 HINTS = {name: hint for part in KINDS for name, hint in get_type_hints(part).items()}
 OPTIONS = [option.name for option in fields(SchedulerOptions)]

@@ -12,7 +12,14 @@ import pytest
 from packages.kernels.tests.forks import Forks
 from tercet.kernels.device import missing_gpu
 from tercet.scheduler.__main__ import EXIT_CONFIG, EXIT_SHORTAGE, app, main
-from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import (
+    ConfigError,
+    ExpertOptions,
+    HostOptions,
+    ModelOptions,
+    ProcessOptions,
+    ScheduleOptions,
+)
 
 
 @pytest.fixture
@@ -45,6 +52,9 @@ def complaint(options: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size must be 1 to 64, not 0"),
         (["--tensor-parallel-size", "65"], "--tensor-parallel-size must be 1 to 64, not 65"),
         (["--tensor-parallel-size", "2", "--executor", "fake"], "2: the fake executor has nothing to share"),
+        (["--ep", "2"], "--expert-parallel-size 2 must divide --tensor-parallel-size 1"),
+        (["--ep-size", "0"], "--expert-parallel-size must be at least 1, not 0"),
+        (["--enable-dp-attention"], "--enable-dp-attention"),
         (["--device", "tpu"], "--device must be cpu, auto, auto:N, cuda or cuda:N"),
         (["--device", "cpu:1"], "--device must be cpu, auto, auto:N, cuda or cuda:N"),
         (["--overlap", "7"], "--overlap"),
@@ -175,6 +185,8 @@ SAMPLES: dict[type, dict[str, object]] = {
         "max_lora_rank": 16,
         "logprobs_mode": "processed",
     },
+    HostOptions: {"nnodes": 2, "node_rank": 1, "dist_init_addr": "10.0.0.1:5", "dist_timeout": 7.0},
+    ExpertOptions: {"expert_parallel_size": 2},
 }
 
 

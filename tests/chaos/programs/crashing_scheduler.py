@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tercet.protocol.messages.values import Grammar, LoRAAdapter, unpack_ints
 from tercet.scheduler.__main__ import main
 from tercet.scheduler.async_loader import AsyncLoader
-from tercet.scheduler.config import ModelOptions, ScheduleOptions
+from tercet.scheduler.config import ExpertOptions, ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.executor_factory import EXECUTORS, build_torch
@@ -74,8 +74,9 @@ def build_crashing(
     report: Callable[[int, int], None],
     advance: Advance,
     network: HostNetwork | None = None,
+    experts: ExpertOptions = ExpertOptions(),
 ) -> Executor:
-    return CrashingExecutor(build_torch(options, schedule, found, report, advance, network))
+    return CrashingExecutor(build_torch(options, schedule, found, report, advance, network, experts))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from tercet.scheduler.executor.dry_run import rank_memory, report, size_text, un
 from tercet.scheduler.executor.kv_budget import kv_shapes
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear
-from tercet.scheduler.models.layers.shard import WHOLE, Split
+from tercet.scheduler.models.layers.shard import WHOLE, Shard, Split
 from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
@@ -102,6 +103,21 @@ def test_the_report_has_a_line_for_equal_ranks_of_a_host(checkpoints: Checkpoint
     assert len({len(line) for line in lines[2:7]}) == 1
     assert "fits: 2,048 tokens" in lines[7], "as many as 4 requests have"
     assert fits
+
+
+def test_ranks_with_more_experts_have_a_line_of_their_own(checkpoints: Checkpoints) -> None:
+    directory = checkpoints("mixtral")
+    options = options_of(directory, expert_parallel_size=2)
+    lines, _ = report(options, Split(shards=2), 1, 1 << 30, "tiny")
+    config = load_config(directory)
+    parts = [with_experts(Shard(rank, 2), 2) for rank in range(2)]
+    weights = [weights_bytes(build_model(config, "meta", part)) for part in parts]
+    expert, row = 3 * 40 * 48 * 4, 48 * 4
+    assert weights[1] - weights[0] == 3 * expert - 2 * row, "one in each layer, but a row less of embedding and head"
+    assert [line.split()[3:5] for line in lines[3:5]] == [size_text(each).split() for each in weights]
+    model = build_model(config, shard=parts[1])
+    load_weights(model, directory)
+    assert weights[1] == loaded_bytes(model)
 
 
 def test_a_model_that_does_not_fit_is_not_fitting(checkpoints: Checkpoints) -> None:

@@ -27,8 +27,8 @@ from tercet.scheduler.testing.quantized_checkpoints import write_checkpoint
 from tercet.scheduler.testing.thread_ranks import on_ranks
 
 Checkpoints = Callable[[str], Path]
-WHOLE_ALONE = {"minimax_m2", "olmoe", "gemma4"}
-"""Families that normalize the heads of all ranks as one, and one without experts."""
+WHOLE_ALONE = {"minimax_m2", "olmoe", "gemma4", "gemma3n"}
+"""Families that normalize the heads of all ranks as one, and some without experts."""
 SPLIT = [name for name in MIXTURES if name not in WHOLE_ALONE]
 FUSED = [f"{name}/fused" for name in ("mixtral", "qwen3_moe", "deepseek_v3_moe", "llama4")]
 HYBRIDS = ["qwen3_5_moe", "lfm2_moe", "granite_hybrid_moe"]

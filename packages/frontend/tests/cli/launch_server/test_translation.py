@@ -62,6 +62,7 @@ def serve(command: str) -> ServeConfig:
         ("--dcp-size 1 --schedule-conservativeness 1 --disaggregation-mode null", ""),
         ("--tp 2 --node-rank 1 --dist-init-addr a:5", "--tp 2 --node-rank 1 --dist-init-addr a:5"),
         ("--pp-size 2", "--pipeline-parallel-size 2"),
+        ("--tp 4 --ep-size 2", "--tensor-parallel-size 4 --expert-parallel-size 2"),
         ("--nccl-init-addr a:5 --nnodes 2", "--dist-init-addr a:5 --nnodes 2"),
     ],
 )  # fmt: skip

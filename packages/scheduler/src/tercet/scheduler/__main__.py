@@ -12,6 +12,7 @@ from tercet.protocol.system.streams import part_streams
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import (
     ConfigError,
+    ExpertOptions,
     HostOptions,
     InsufficientMemoryError,
     ModelOptions,
@@ -37,6 +38,7 @@ def serve(
     model: ModelOptions = ModelOptions(),
     schedule: ScheduleOptions = ScheduleOptions(),
     hosts: HostOptions = HostOptions(),
+    experts: ExpertOptions = ExpertOptions(),
 ) -> None:
     """Load a model and serve it to frontends until told to stop; with --node-rank, run a share of it for host 0."""
     process.start_logging()
@@ -54,7 +56,7 @@ def serve(
         if (network := HostNetwork.of(process, hosts)) is not None and hosts.node_rank:
             _run_host(process, model, hosts, network)
             return
-        scheduler = SchedulerProcess(process, model, schedule, network)
+        scheduler = SchedulerProcess(process, model, schedule, network, experts)
         if process.parent_fd is not None:
             exit_with_parent(process.parent_fd)
         on_signals((signal.SIGTERM, signal.SIGINT), scheduler.stop, {signal.SIGUSR1: scheduler.dump})
@@ -135,6 +137,7 @@ def dry_run(
     model: ModelOptions = ModelOptions(),
     schedule: ScheduleOptions = ScheduleOptions(),
     hosts: HostOptions = HostOptions(),
+    experts: ExpertOptions = ExpertOptions(),
     *,
     memory: int | None = None,
 ) -> None:
@@ -150,7 +153,7 @@ def dry_run(
         from tercet.scheduler.model_files import ModelError
 
     try:
-        lines, fits = report_memory(model, schedule, hosts.nnodes, memory)
+        lines, fits = report_memory(model, schedule, experts, hosts.nnodes, memory)
     except (ConfigError, ModelError) as error:
         sys.exit(fail(str(error)))
     sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -137,6 +137,26 @@ class ModelOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class ExpertOptions:
+    """Options of the places of experts."""
+
+    expert_parallel_size: Annotated[int, Parameter(alias=("--ep-size", "--ep"))] = 1
+    """Groups of the --tensor-parallel-size processes, each with some experts of every mixture; also --ep-size, --ep."""
+
+    def __post_init__(self) -> None:
+        if self.expert_parallel_size < 1:
+            raise ConfigError(f"--expert-parallel-size must be at least 1, not {self.expert_parallel_size}")
+
+    def check(self, ranks: int) -> None:
+        """Raise ConfigError unless a model on these ranks of tensor parallelism can have them."""
+        if ranks % self.expert_parallel_size:
+            raise ConfigError(
+                f"--expert-parallel-size {self.expert_parallel_size} must divide --tensor-parallel-size {ranks}"
+            )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class HostOptions:
     """Options of a model on several hosts. Other hosts get the rest but --model, --device and --threads from host 0."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tercet.protocol.messages.values import Task
 from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.architectures import is_ours, text_architecture
-from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
+from tercet.scheduler.config import ConfigError, ExpertOptions, ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.gguf_models import config_directory, served_name
@@ -30,6 +30,7 @@ def build_torch(
     report: ReportBytes,
     advance: Advance,
     network: HostNetwork | None = None,
+    experts: ExpertOptions = ExpertOptions(),
 ) -> Executor:
     """Return an executor that computes with torch, over several ranks and hosts if the options say so."""
     with gc_disabled_during_imports():
@@ -44,7 +45,7 @@ def build_torch(
     architecture = text_architecture(read_json(found.path / "config.json"))
     if split.ranks > 1 and not is_ours(architecture):
         raise ConfigError(f"{options.split_flags}: {architecture} is transformers' own, and never shared")
-    worker = _worker_options(options, schedule, found, gpu=on_gpu(options))
+    worker = _worker_options(options, schedule, experts, found, gpu=on_gpu(options))
     if split.ranks == 1 and network is None:
         return TpModelWorker(worker, report, advance)
     from tercet.scheduler.executor.ranks.ranks import Ranks
@@ -53,7 +54,7 @@ def build_torch(
 
 
 def _worker_options(
-    options: ModelOptions, schedule: ScheduleOptions, found: ResolvedModel, *, gpu: bool
+    options: ModelOptions, schedule: ScheduleOptions, experts: ExpertOptions, found: ResolvedModel, *, gpu: bool
 ) -> "WorkerOptions":
     from tercet.scheduler.executor.worker_options import WorkerOptions
 
@@ -80,20 +81,22 @@ def _worker_options(
         max_loras=schedule.max_loras,
         max_lora_rank=schedule.max_lora_rank,
         draft_rows=schedule.draft_rows(gpu=gpu, stages=options.pipeline_parallel_size),
+        expert_parallel_size=experts.expert_parallel_size,
     )
 
 
 def report_memory(
-    options: ModelOptions, schedule: ScheduleOptions, hosts: int, memory: int | None
+    options: ModelOptions, schedule: ScheduleOptions, experts: ExpertOptions, hosts: int, memory: int | None
 ) -> tuple[list[str], bool]:
     """Return lines about the memory of each rank, and whether the model fits. Raise ConfigError or ModelError."""
+    experts.check(options.tensor_parallel_size)
     from tercet.scheduler.executor.dry_run import available_memory, report
     from tercet.scheduler.models.layers.shard import Split
 
     path = config_directory(options.model)
     gpu = options.device != "cpu"
     found = ResolvedModel(path, served_name(options.model, path), Task.GENERATE)
-    worker = replace(_worker_options(options, schedule, found, gpu=gpu), device="cuda" if gpu else "cpu")
+    worker = replace(_worker_options(options, schedule, experts, found, gpu=gpu), device="cuda" if gpu else "cpu")
     split = Split(options.tensor_parallel_size, options.pipeline_parallel_size)
     memory = memory or available_memory(options.device, split.ranks // hosts)
     return report(worker, split, hosts, memory, found.name)
@@ -119,6 +122,7 @@ def build_fake(
     report: ReportBytes,  # noqa: ARG001
     advance: Advance,  # noqa: ARG001
     network: HostNetwork | None = None,
+    experts: ExpertOptions = ExpertOptions(),  # noqa: ARG001
 ) -> Executor:
     """Return an executor that computes nothing but has the vocabulary of a real model. It needs no torch."""
     from tercet.scheduler.testing.fake_executor import FakeExecutor
@@ -146,7 +150,10 @@ def build_fake(
 
 EXECUTORS: dict[
     str,
-    Callable[[ModelOptions, ScheduleOptions, ResolvedModel, ReportBytes, Advance, HostNetwork | None], Executor],
+    Callable[
+        [ModelOptions, ScheduleOptions, ResolvedModel, ReportBytes, Advance, HostNetwork | None, ExpertOptions],
+        Executor,
+    ],
 ] = {
     "torch": build_torch,
     "fake": build_fake,

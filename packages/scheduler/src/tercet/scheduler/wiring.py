@@ -28,7 +28,7 @@ from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.system.private_files import open_private
 from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.__about__ import __version__
-from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import ConfigError, ExpertOptions, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
@@ -73,8 +73,11 @@ class SchedulerProcess:
         model: ModelOptions,
         schedule: ScheduleOptions,
         network: HostNetwork | None = None,
+        experts: ExpertOptions = ExpertOptions(),
     ) -> None:
         """Create the process; `network` is that of a model on several hosts."""
+        experts.check(model.tensor_parallel_size)
+        self._experts = experts
         self._process = process
         self._model = model
         self._network = network
@@ -189,7 +192,8 @@ class SchedulerProcess:
         build = EXECUTORS[self._model.executor]
         executor = _with_config_errors(
             lambda: build(
-                self._model, self._schedule, found, self._report_loading(), self._board.advance, self._network
+                *(self._model, self._schedule, found, self._report_loading(), self._board.advance),
+                *(self._network, self._experts),
             )
         )
         stack.callback(executor.close)

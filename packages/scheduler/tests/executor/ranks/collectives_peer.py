@@ -21,6 +21,8 @@ KINDS: dict[str, Callable[[int, Path], Collectives]] = {
 }
 SUMMED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = {**SUMMED, "int64": torch.int64}
+EXCHANGED = {"uneven": [[1, 2], [3, 0]], "one way": [[0, 2], [0, 0]], "empty": [[0, 0], [0, 0]]}
+"""Numbers of rows that each rank sends to each."""
 _LISTENS = "0A"
 """A state of /proc/net/tcp."""
 
@@ -54,6 +56,11 @@ def play(rank: int, directory: Path, kind: str) -> dict[str, Any]:
             told[f"view {name}"] = collectives.all_reduce(given(rank, dtype)).double().tolist()
         told[f"gathered {name}"] = collectives.all_gather(given(rank, dtype)).double().tolist()
         told[f"broadcast {name}"] = collectives.broadcast(given(rank, dtype)).double().tolist()
+    if isinstance(collectives, TorchCollectives):
+        for kind, numbers in EXCHANGED.items():
+            sent, received = numbers[rank], [row[rank] for row in numbers]
+            rows = torch.arange(3 * sum(sent)).view(-1, 3).to(torch.uint8) + 100 * rank
+            told[f"exchanged {kind}"] = collectives.all_to_all(rows, sent, received).tolist()
     told["smallest"] = [collectives.all_reduce_min(number) for number in (7 - rank, 2**40 + rank, -rank)]
     return told | {"listens": listening()}
 

@@ -169,6 +169,8 @@ class SchedulerOptions:
     """Processes that share each scheduler's model, each on a GPU or a share of the cores of its own; also --tp."""
     pipeline_parallel_size: Annotated[int | None, Parameter(alias=("--pp-size", "--pp"))] = None
     """Pipeline stages of each scheduler's model, each of --tensor-parallel-size processes; also --pp."""
+    expert_parallel_size: Annotated[int | None, Parameter(alias=("--ep-size", "--ep"))] = None
+    """Groups of the --tensor-parallel-size processes, each with some experts of every mixture; also --ep."""
     nnodes: int | None = None
     """Hosts that share the model, each of which runs an equal share of its processes; 1 when not given."""
     node_rank: int | None = None

@@ -15,6 +15,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import SLOW_ON_CPU, read_json, served_dtype
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
 from tercet.scheduler.models.layers.latent_attention import HeadProjections
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear
@@ -95,11 +96,12 @@ def report(options: WorkerOptions, split: Split, hosts: int, memory: int, name: 
     config = _config_of(options)
     if split.ranks % hosts or split.ranks < hosts:
         raise ConfigError(f"{split.ranks} processes cannot be split evenly over --nnodes {hosts}")
-    known: dict[tuple[int, int], RankMemory] = {}  # ranks of a stage differ in rows of the vocabulary alone
+    known: dict[tuple[int, int, int], RankMemory] = {}  # ranks of a stage differ in rows of the vocabulary and experts
     ranks = []
     try:
-        for shard in (unlinked_shard(split, rank) for rank in range(split.ranks)):
-            key = shard.stage.number, len(shard.uneven_span(config.vocab_size))
+        for one in (unlinked_shard(split, rank) for rank in range(split.ranks)):
+            shard = with_experts(one, options.expert_parallel_size)
+            key = shard.stage.number, len(shard.uneven_span(config.vocab_size)), shard.rank // shard.of_experts.size
             if key not in known:
                 known[key] = rank_memory(options, config, shard, memory)
             ranks.append(known[key])

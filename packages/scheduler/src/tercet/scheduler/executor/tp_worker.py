@@ -204,7 +204,7 @@ class TpModelWorker:
         """Return a runner of a model over the existing pages."""
         options, device, strategy, model = self._options, self._device, self._strategy, loaded.model
         graphs = None
-        if device.type == "cuda" and self._states is None and self._audio is None and self._shard.stage.count == 1:
+        if device.type == "cuda" and self._states is None and self._audio is None and self._shard.records:
             recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
             rows, chained = options.slots, options.draft_rows
             graphs = graph_runners(model, self._pool, self._backend, recorder, decode_rows=rows, chained_rows=chained)

@@ -64,6 +64,8 @@ class WorkerOptions:
     """Maximum rows of a step in which choices have several; 0 if they never do."""
     fast_forward: bool = True
     """Append tokens that a grammar forces without a step of their own."""
+    expert_parallel_size: int = 1
+    """Groups of the ranks of tensor parallelism, each with some experts of every mixture."""
     host_ranks: int = 1
     """Ranks of the model on this machine, which share its memory if they run on a CPU."""
 

@@ -9,7 +9,7 @@ torch's global default group is never created.
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ import torch
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BroadcastOptions,
     FileStore,
     PrefixStore,
@@ -49,6 +50,15 @@ class _Backend(Protocol):
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: AllgatherOptions) -> _Work | None: ...
 
     def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions) -> _Work | None: ...
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        received: list[int],
+        sent: list[int],
+        opts: AllToAllOptions,
+    ) -> _Work | None: ...
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> _Work: ...
 
@@ -127,6 +137,13 @@ class TorchCollectives:
         """See `Collectives`."""
         return int(self._reduced(torch.tensor([number], dtype=torch.int64, device=self._device), ReduceOp.MIN))
 
+    def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """See `AllToAll`."""
+        arrived = rows.new_empty(sum(received), rows.shape[1])
+        options = _in_order(AllToAllOptions())
+        _finish(self.backend.alltoall_base(arrived, rows.contiguous(), [*received], [*sent], options))
+        return arrived
+
     def _reduced(self, x: torch.Tensor, how: Any) -> torch.Tensor:
         options = _in_order(AllreduceOptions())
         options.reduceOp = how
@@ -175,7 +192,7 @@ class ProgressCollectives:
     """
 
     def __init__(self, collectives: Collectives, advance: Callable[[], None]) -> None:
-        self._collectives = collectives
+        self.plain = self._collectives = collectives
         self._advance = advance
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from tercet.scheduler.device.cpu_threads import allowed_cores, bind_to_cores, co
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.executor.lora.adapters import AdapterLoader
 from tercet.scheduler.executor.ranks.collectives import host_store, shard_of
+from tercet.scheduler.executor.ranks.expert_exchange import with_exchange
 from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.executor.ranks.hosts import Hosts
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, Prepare, RankStep, encode_order
@@ -94,6 +95,7 @@ class Ranks:
             bind_to_cores(cores[0])
             with lost_ranks_reported():
                 shard = shard_of(0, split, self._workers.rendezvous, device, advance)
+                shard = with_exchange(shard, options.expert_parallel_size, self._workers.rendezvous, device)
                 self._worker = TpModelWorker(shares[0], progress, advance, shard)
             self._workers.wait_for_all()
             if self._hosts is not None:

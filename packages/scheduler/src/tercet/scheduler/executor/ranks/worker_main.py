@@ -109,6 +109,7 @@ def build(start: Start) -> "TpModelWorker":
     from tercet.scheduler.device.cpu_threads import bind_to_cores
     from tercet.scheduler.device.devices import select_device
     from tercet.scheduler.executor.ranks.collectives import shard_of
+    from tercet.scheduler.executor.ranks.expert_exchange import with_exchange
     from tercet.scheduler.executor.tp_worker import TpModelWorker
     from tercet.scheduler.executor.worker_options import decode_options
     from tercet.scheduler.models.layers.shard import Split
@@ -117,7 +118,8 @@ def build(start: Start) -> "TpModelWorker":
     bind_to_cores(start.cores)
     device = select_device(options.device)
     split = Split(start.shards, start.stages)
-    return TpModelWorker(options, shard=shard_of(start.rank, split, start.rendezvous, device))
+    shard = shard_of(start.rank, split, start.rendezvous, device)
+    return TpModelWorker(options, shard=with_exchange(shard, options.expert_parallel_size, start.rendezvous, device))
 
 
 def follow(worker: "TpModelWorker", take: "Callable[[], Order]", *, samples: bool = True) -> None:

@@ -137,6 +137,11 @@ class Shard:
     experts: ExpertGroup = field(default=ExpertGroup(), compare=False)
 
     @property
+    def records(self) -> bool:
+        """Return whether steps can be recorded in CUDA graphs: they neither pass on states, nor exchange numbers."""
+        return self.stage.count == self.experts.size == 1
+
+    @property
     def of_experts(self) -> "Shard":
         """Return the shard of each expert that this rank holds, and of shared experts. It has no collectives."""
         size = self.size // self.experts.size
