@@ -54,6 +54,8 @@ def complaint(options: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["--tensor-parallel-size", "2", "--executor", "fake"], "2: the fake executor has nothing to share"),
         (["--ep", "2"], "--expert-parallel-size 2 must divide --tensor-parallel-size 1"),
         (["--ep-size", "0"], "--expert-parallel-size must be at least 1, not 0"),
+        (["--ep-num-redundant-experts", "1"], "--ep-num-redundant-experts needs --init-expert-location"),
+        (["--expert-load-file", "x"], "--expert-load-file needs --expert-parallel-size above 1"),
         (["--enable-dp-attention"], "--enable-dp-attention"),
         (["--device", "tpu"], "--device must be cpu, auto, auto:N, cuda or cuda:N"),
         (["--device", "cpu:1"], "--device must be cpu, auto, auto:N, cuda or cuda:N"),
@@ -186,7 +188,12 @@ SAMPLES: dict[type, dict[str, object]] = {
         "logprobs_mode": "processed",
     },
     HostOptions: {"nnodes": 2, "node_rank": 1, "dist_init_addr": "10.0.0.1:5", "dist_timeout": 7.0},
-    ExpertOptions: {"expert_parallel_size": 2},
+    ExpertOptions: {
+        "expert_parallel_size": 2,
+        "init_expert_location": Path("/run/loads"),
+        "ep_num_redundant_experts": 3,
+        "expert_load_file": Path("/run/new"),
+    },
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import local
 from typing import Any
@@ -15,6 +16,7 @@ from packages.scheduler.tests.models.test_tensor_parallel import load, logits
 from packages.scheduler.tests.models.weights.test_quantized_checkpoints import CONFIG, GRAIN, MIXTURE
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.expert_parallel.placement import Placement
 from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
 from tercet.scheduler.models.layers.moe import Experts
 from tercet.scheduler.models.layers.shard import WHOLE, Cut, Shard
@@ -153,6 +155,35 @@ def test_each_rank_holds_its_experts_in_full(checkpoints: Checkpoints) -> None:
     for each in ("gate_up_proj.weight", "gate_up_proj.bias", "down_proj.weight", "down_proj.bias"):
         parts = [part.get_parameter(each).data for part in (one, other)]
         assert torch.equal(torch.cat(parts), whole.get_parameter(each))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "mixtral/fused", "gpt_oss", "deepseek_v3_moe"])
+def test_copies_of_experts_give_the_same(name: str, checkpoints: Checkpoints) -> None:
+    """Every second layer has two experts twice, and the others placed by their loads."""
+    config = load_config(checkpoints(name))
+    assert config.moe is not None
+    count = config.moe.experts
+    placements = {layer: Placement.balanced([7, 9, *range(count - 2)], 2, 2) for layer in range(0, config.layers, 2)}
+
+    def run(shard: Shard) -> tuple[torch.Tensor, dict[int, list[int]]]:
+        group = replace(shard.experts, placements=placements)
+        given = replace(shard, experts=group)
+        return logits(load(checkpoints(name), given)), group.loads.counts()
+
+    (one, loads), (other, others) = on_ranks(2, run, experts=2)
+    torch.testing.assert_close(one, logits(load(checkpoints(name), WHOLE)), atol=2e-4, rtol=1e-4)
+    assert torch.equal(one, other)
+    assert loads == others
+    tokens = 20 + (1 + 9) + (1 + 1)
+    assert [*loads] == [layer for layer, mixes in enumerate(config.moe.layers) if mixes]
+    assert {sum(load) for load in loads.values()} == {tokens * config.moe.routing.top_k}
+    assert {len(load) for load in loads.values()} == {count}
+
+
+def test_loads_of_another_model_are_refused(checkpoints: Checkpoints) -> None:
+    shard = with_experts(Shard(0, 2), 2, placements={0: Placement.balanced([1] * 7, 2)})
+    with pytest.raises(ValueError, match="layer 0 has 5 experts, not 7 as in the file of expert loads"):
+        build_model(load_config(checkpoints("mixtral")), "meta", shard)
 
 
 def test_splits_that_cannot_be_are_refused(checkpoints: Checkpoints) -> None:

@@ -143,12 +143,28 @@ class ExpertOptions:
     expert_parallel_size: Annotated[int, Parameter(alias=("--ep-size", "--ep"))] = 1
     """Groups of the --tensor-parallel-size processes, each with some experts of every mixture; also --ep-size, --ep."""
 
+    init_expert_location: Path | None = None
+    """File of expert loads, by which experts are placed; without it, each group has an equal run of them."""
+    ep_num_redundant_experts: int = 0
+    """Places for second copies of the experts with the highest loads, in each layer of --init-expert-location."""
+    expert_load_file: Path | None = None
+    """File to which the loads of experts since start are written, each minute and at the end."""
+
     def __post_init__(self) -> None:
         if self.expert_parallel_size < 1:
             raise ConfigError(f"--expert-parallel-size must be at least 1, not {self.expert_parallel_size}")
+        if self.ep_num_redundant_experts < 0:
+            raise ConfigError(f"--ep-num-redundant-experts must be at least 0, not {self.ep_num_redundant_experts}")
+        if self.ep_num_redundant_experts and self.init_expert_location is None:
+            raise ConfigError("--ep-num-redundant-experts needs --init-expert-location, which says what to copy")
+        given = {"--init-expert-location": self.init_expert_location, "--expert-load-file": self.expert_load_file}
+        if self.expert_parallel_size == 1 and (useless := [name for name, path in given.items() if path is not None]):
+            raise ConfigError(f"{useless[0]} needs --expert-parallel-size above 1")
 
-    def check(self, ranks: int) -> None:
-        """Raise ConfigError unless a model on these ranks of tensor parallelism can have them."""
+    def check(self, ranks: int, stages: int) -> None:
+        """Raise ConfigError unless a model on these ranks of each pipeline stage can have them."""
+        if stages > 1 and self.expert_load_file is not None:
+            raise ConfigError("--expert-load-file: rank 0 knows the loads of its own pipeline stage alone")
         if ranks % self.expert_parallel_size:
             raise ConfigError(
                 f"--expert-parallel-size {self.expert_parallel_size} must divide --tensor-parallel-size {ranks}"

@@ -50,12 +50,13 @@ def build_torch(
         return TpModelWorker(worker, report, advance)
     from tercet.scheduler.executor.ranks.ranks import Ranks
 
-    return Ranks(worker, split, report, advance, network=network)
+    return Ranks(worker, split, report, advance, network=network, load_file=experts.expert_load_file)
 
 
 def _worker_options(
     options: ModelOptions, schedule: ScheduleOptions, experts: ExpertOptions, found: ResolvedModel, *, gpu: bool
 ) -> "WorkerOptions":
+    from tercet.scheduler.executor.ranks.expert_loads import read_loads
     from tercet.scheduler.executor.worker_options import WorkerOptions
 
     return WorkerOptions(
@@ -82,6 +83,8 @@ def _worker_options(
         max_lora_rank=schedule.max_lora_rank,
         draft_rows=schedule.draft_rows(gpu=gpu, stages=options.pipeline_parallel_size),
         expert_parallel_size=experts.expert_parallel_size,
+        expert_loads=() if experts.init_expert_location is None else read_loads(experts.init_expert_location),
+        redundant_experts=experts.ep_num_redundant_experts,
     )
 
 
@@ -89,7 +92,7 @@ def report_memory(
     options: ModelOptions, schedule: ScheduleOptions, experts: ExpertOptions, hosts: int, memory: int | None
 ) -> tuple[list[str], bool]:
     """Return lines about the memory of each rank, and whether the model fits. Raise ConfigError or ModelError."""
-    experts.check(options.tensor_parallel_size)
+    experts.check(options.tensor_parallel_size, options.pipeline_parallel_size)
     from tercet.scheduler.executor.dry_run import available_memory, report
     from tercet.scheduler.models.layers.shard import Split
 

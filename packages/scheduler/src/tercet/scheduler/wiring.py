@@ -76,7 +76,7 @@ class SchedulerProcess:
         experts: ExpertOptions = ExpertOptions(),
     ) -> None:
         """Create the process; `network` is that of a model on several hosts."""
-        experts.check(model.tensor_parallel_size)
+        experts.check(model.tensor_parallel_size, model.pipeline_parallel_size)
         self._experts = experts
         self._process = process
         self._model = model

@@ -11,9 +11,11 @@ import pytest
 from packages.scheduler.tests.conftest import make_checkpoint
 from packages.scheduler.tests.executor.ranks.test_ranks import outputs_of
 from tercet.kernels.native.library import missing_library
+from tercet.scheduler.config import ConfigError
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.executor.kv_budget import kv_shapes
+from tercet.scheduler.executor.ranks.expert_loads import read_loads
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, RankStep
 from tercet.scheduler.executor.ranks.ranks import PendingRankStep, Ranks
 from tercet.scheduler.executor.ranks.worker_main import follow
@@ -114,9 +116,13 @@ def test_processes_say_what_one_process_says(size: int, experts: int, place: Pat
     model = make_checkpoint("gpt_oss", tmp_path, num_attention_heads=4, num_key_value_heads=4)
     options = options_of(model, expert_parallel_size=experts)
     expected = all_kinds(TpModelWorker(replace(options, expert_parallel_size=1)))
-    ranks = Ranks(replace(options, overlap=True), Split(size))
+    loads, given = tmp_path / "loads.json", replace(options, overlap=True, expert_loads=((9, 1, 1, 1, 1, 8), (), ()))
+    ranks = Ranks(replace(given, redundant_experts=experts), Split(size), load_file=loads)
     pids = ranks.pids
     check(all_kinds(ranks), expected)
+    counts = read_loads(loads)
+    assert [len(row) for row in counts] == [6, 6, 6]
+    assert len({sum(row) for row in counts}) == 1, "each token has as many experts in every layer"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not [*place.glob("tercet-*")]
 
@@ -144,6 +150,13 @@ def test_retracted_and_cached_choices_go_on(checkpoints: Checkpoints) -> None:
     assert given == expected
     assert counters.retractions
     assert counters.cached_tokens
+
+
+@pytest.mark.parametrize("text", ["{}", '{"logical_count": [1]}', '{"logical_count": [[-1]]}', "["])
+def test_files_of_no_loads_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "loads.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"--init-expert-location .*loads\.json: "):
+        read_loads(tmp_path / "loads.json")
 
 
 def test_experts_of_a_model_without_any_are_refused(checkpoints: Checkpoints) -> None:

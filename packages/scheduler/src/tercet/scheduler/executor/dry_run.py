@@ -10,6 +10,7 @@ from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.config import ConfigError
 from tercet.scheduler.device.device_memory import total_bytes
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes, state_layers
+from tercet.scheduler.executor.ranks.expert_loads import placements_of
 from tercet.scheduler.executor.worker_limits import served_context_length
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import SLOW_ON_CPU, read_json, served_dtype
@@ -99,8 +100,9 @@ def report(options: WorkerOptions, split: Split, hosts: int, memory: int, name: 
     known: dict[tuple[int, int, int], RankMemory] = {}  # ranks of a stage differ in rows of the vocabulary and experts
     ranks = []
     try:
+        placements = placements_of(options)
         for one in (unlinked_shard(split, rank) for rank in range(split.ranks)):
-            shard = with_experts(one, options.expert_parallel_size)
+            shard = with_experts(one, options.expert_parallel_size, placements=placements)
             key = shard.stage.number, len(shard.uneven_span(config.vocab_size)), shard.rank // shard.of_experts.size
             if key not in known:
                 known[key] = rank_memory(options, config, shard, memory)

@@ -66,6 +66,10 @@ class WorkerOptions:
     """Append tokens that a grammar forces without a step of their own."""
     expert_parallel_size: int = 1
     """Groups of the ranks of tensor parallelism, each with some experts of every mixture."""
+    expert_loads: tuple[tuple[int, ...], ...] = ()
+    """Load of each expert by layer, for their placement; empty for layers whose experts are divided evenly."""
+    redundant_experts: int = 0
+    """Places beside one for each expert, in layers with loads."""
     host_ranks: int = 1
     """Ranks of the model on this machine, which share its memory if they run on a CPU."""
 

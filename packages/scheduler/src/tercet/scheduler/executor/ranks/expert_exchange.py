@@ -5,19 +5,22 @@ import logging
 import torch
 
 from tercet.scheduler.executor.ranks.collectives import ProgressCollectives, TorchCollectives
+from tercet.scheduler.executor.ranks.expert_loads import placements_of
 from tercet.scheduler.executor.ranks.rendezvous import Rendezvous
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
 from tercet.scheduler.models.layers.shard import Shard
 
 logger = logging.getLogger(__name__)
 
 
-def with_exchange(shard: Shard, experts: int, rendezvous: Rendezvous, device: torch.device) -> Shard:
-    """Return a shard whose ranks form `experts` groups, each with some experts.
+def with_exchange(shard: Shard, options: WorkerOptions, rendezvous: Rendezvous, device: torch.device) -> Shard:
+    """Return a shard whose ranks form groups, each with some experts, if the options say so.
 
     Ranks that sum through shared memory meet again at the rendezvous, for an exchange by sockets: return once all have.
     """
-    if experts == 1:
+    size = options.expert_parallel_size
+    if size == 1:
         return shard
     if device.type == "cuda" and not shard.rank:
         logger.warning("expert parallelism: steps run without CUDA graphs, because ranks agree on numbers of tokens")
@@ -26,4 +29,4 @@ def with_exchange(shard: Shard, experts: int, rendezvous: Rendezvous, device: to
     if not isinstance(plain, TorchCollectives):
         stage = rendezvous.of_stage(shard.stage.number, shard.stage.count)
         plain = TorchCollectives(shard.rank, shard.size, stage, device)
-    return with_experts(shard, experts, plain.all_to_all)
+    return with_experts(shard, size, plain.all_to_all, placements_of(options))

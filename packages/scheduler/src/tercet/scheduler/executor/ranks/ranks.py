@@ -7,6 +7,7 @@ lets other hosts start theirs, and ends if one of them ends. Each rank is a `TpM
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tercet.protocol.messages.values import pack_ints
 from tercet.scheduler.async_loader import AsyncLoader
@@ -16,6 +17,7 @@ from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.executor.lora.adapters import AdapterLoader
 from tercet.scheduler.executor.ranks.collectives import host_store, shard_of
 from tercet.scheduler.executor.ranks.expert_exchange import with_exchange
+from tercet.scheduler.executor.ranks.expert_loads import LoadFile
 from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.executor.ranks.hosts import Hosts
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, Prepare, RankStep, encode_order
@@ -70,11 +72,12 @@ class Ranks:
         advance: Advance = lambda: None,
         on_end: OnEnd | None = None,
         network: HostNetwork | None = None,
+        load_file: Path | None = None,
     ) -> None:
         """Start all ranks and bind this thread to its share of the cores; `on_end` is that of `WorkerGroup`.
 
         With a `network`, wait for the other hosts, each of which runs as many ranks as this one. Raise ValueError for
-        options that cannot work, and HostsError if the hosts do not meet.
+        options that cannot work, and HostsError if the hosts do not meet. Loads of experts are written to `load_file`.
         """
         count = split.ranks if network is None else ranks_of_host(split.ranks, network.hosts)
         shares = shared_options(options, count)
@@ -95,7 +98,8 @@ class Ranks:
             bind_to_cores(cores[0])
             with lost_ranks_reported():
                 shard = shard_of(0, split, self._workers.rendezvous, device, advance)
-                shard = with_exchange(shard, options.expert_parallel_size, self._workers.rendezvous, device)
+                shard = with_exchange(shard, options, self._workers.rendezvous, device)
+                self._loads = None if load_file is None else LoadFile(load_file, shard.experts.loads)
                 self._worker = TpModelWorker(shares[0], progress, advance, shard)
             self._workers.wait_for_all()
             if self._hosts is not None:
@@ -150,6 +154,8 @@ class Ranks:
         """Start a step in all ranks. Raise RankError if a rank cannot be reached."""
         self._send(RankStep(plan=plan, forced=self._forced, sampled=self._sampled or []))
         self._forced.clear()
+        if self._loads is not None:
+            self._loads.write_if_due()
         if self._sampled is not None:
             self._sampled.clear()
         return PendingRankStep(self._worker.submit(plan), plan, self._forced, self._sampled)
@@ -165,6 +171,8 @@ class Ranks:
         """End the other ranks, then the worker: this also ends a running step whose result is no longer needed."""
         self._end_others()
         self._worker.close()
+        if self._loads is not None:
+            self._loads.write()
 
     def _send(self, order: Order) -> None:
         frame = encode_order(order)

@@ -119,7 +119,7 @@ def build(start: Start) -> "TpModelWorker":
     device = select_device(options.device)
     split = Split(start.shards, start.stages)
     shard = shard_of(start.rank, split, start.rendezvous, device)
-    return TpModelWorker(options, shard=with_exchange(shard, options.expert_parallel_size, start.rendezvous, device))
+    return TpModelWorker(options, shard=with_exchange(shard, options, start.rendezvous, device))
 
 
 def follow(worker: "TpModelWorker", take: "Callable[[], Order]", *, samples: bool = True) -> None:

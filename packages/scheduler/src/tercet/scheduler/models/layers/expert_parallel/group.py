@@ -41,4 +41,7 @@ class ExpertGroup:
 
     def placement(self, layer: int, experts: int) -> Placement:
         """Return the places of a layer's experts. Raise ValueError if there are fewer experts than groups."""
-        return self.placements.get(layer) or Placement.even(experts, self.size)
+        placement = self.placements.get(layer) or Placement.even(experts, self.size)
+        if (found := 1 + max(map(max, placement.held))) != experts:
+            raise ValueError(f"layer {layer} has {experts} experts, not {found} as in the file of expert loads")
+        return placement

@@ -24,6 +24,35 @@ class Placement:
         starts = [rank * experts // ranks for rank in range(ranks + 1)]
         return cls(tuple(tuple(range(*run)) for run in pairwise(starts)))
 
+    @classmethod
+    def balanced(cls, loads: Sequence[int], ranks: int, redundant: int = 0) -> "Placement":
+        """Give ranks about equal sums of `loads`, one for each expert; the experts with most have a place more.
+
+        There are `redundant` more places than experts. Raise ValueError if ranks have no room for them.
+        """
+        counts = [1] * len(loads)
+        for _ in range(redundant):
+            free = [expert for expert, count in enumerate(counts) if count < ranks]
+            if not free:
+                raise ValueError(f"{redundant} redundant experts: {len(loads)} experts are on all {ranks} ranks before")
+            counts[max(free, key=lambda expert: (loads[expert] / counts[expert], -expert))] += 1
+        total = sum(counts)
+        rooms = [(rank + 1) * total // ranks - rank * total // ranks for rank in range(ranks)]
+        held: list[list[int]] = [[] for _ in range(ranks)]
+        sums = [0.0] * ranks
+        order = sorted(range(len(loads)), key=lambda expert: (-counts[expert], -loads[expert] / counts[expert], expert))
+        for expert in order:
+            for _ in range(counts[expert]):
+                free = [rank for rank in range(ranks) if len(held[rank]) < rooms[rank] and expert not in held[rank]]
+                if not free:
+                    raise ValueError(
+                        f"{redundant} redundant experts find no place on {ranks} ranks: give another number"
+                    )
+                rank = min(free, key=lambda rank: (sums[rank], len(held[rank]), rank))
+                held[rank].append(expert)
+                sums[rank] += loads[expert] / counts[expert]
+        return cls(tuple(tuple(sorted(each)) for each in held))
+
     @property
     def width(self) -> int:
         """Numbers of places on each rank."""

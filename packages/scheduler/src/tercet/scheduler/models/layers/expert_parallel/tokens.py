@@ -1,6 +1,6 @@
 """The tokens that a rank routes to experts: all of them, or its share with expert parallelism."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -118,7 +118,9 @@ def tokens_of(shard: Shard, layer: int, experts: int) -> ExpertTokens:
     return ReplicatedTokens(shard, experts) if shard.experts.size == 1 else DispatchedTokens(shard, layer, experts)
 
 
-def with_experts(shard: Shard, size: int, all_to_all: AllToAll | None = None) -> Shard:
+def with_experts(
+    shard: Shard, size: int, all_to_all: AllToAll | None = None, placements: Mapping[int, Placement] = {}
+) -> Shard:
     """Return a shard whose ranks form `size` groups, each with some experts. Without an all-to-all it cannot compute.
 
     Raise ValueError if ranks cannot form so many groups.
@@ -136,4 +138,4 @@ def with_experts(shard: Shard, size: int, all_to_all: AllToAll | None = None) ->
         ranks = range(shard.rank % columns, shard.size, columns)
         own = shard.rank // columns
         dispatcher = AllToAllDispatcher(all_to_all, shard.collectives.all_gather, ranks, shard.size, own)
-    return replace(shard, experts=ExpertGroup(size, dispatcher))
+    return replace(shard, experts=ExpertGroup(size, dispatcher, placements))
