@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from packages.scheduler.tests.executor.test_tp_worker import CONFIG
+from tercet.scheduler.executor.ranks.worker_process import _is_stopped
 
 LIMIT = 60.0
 SOON = 15.0
@@ -104,6 +105,21 @@ def test_a_rank_that_hangs_is_noticed_within_three_seconds(leader: Leader) -> No
     assert code == 1
     assert "rank 1 of this model ended, shutting down the others: it hangs, and is killed" in complaint
     rank_0.assert_nothing_is_left()
+
+
+def test_a_process_that_lacks_a_core_is_not_stopped() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=-1
+    ) as own:
+        assert own.stdout is not None
+        own.stdout.readline()
+        assert not _is_stopped(own.pid)
+        os.kill(own.pid, signal.SIGSTOP)
+        end = time.monotonic() + SOON
+        while not _is_stopped(own.pid):
+            assert time.monotonic() < end
+        own.kill()
+    assert not _is_stopped(own.pid)
 
 
 def machine_load() -> float:

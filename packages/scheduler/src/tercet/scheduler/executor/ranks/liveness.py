@@ -16,6 +16,8 @@ class SilenceTimer:
     def __init__(self, now: float) -> None:
         self._heard = self._checked = now
         self._limit = LOADING_SILENCE
+        self.silence = 0.0
+        """Seconds of silence at the last check."""
 
     def heard(self, now: float, *, loading: bool) -> None:
         """Note a heartbeat of the peer, which says whether it loads."""
@@ -27,4 +29,5 @@ class SilenceTimer:
         if now - self._checked > _SUSPENDED:
             self._heard += now - self._checked
         self._checked = now
-        return now - self._heard > self._limit
+        self.silence = now - self._heard
+        return self.silence > self._limit

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -27,6 +28,8 @@ _COMMAND = (sys.executable, "-m", "tercet.scheduler.executor.ranks.worker_main")
 _HARMLESS_LINE = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO|WARNING) ")
 """Start of a log line that cannot be the reason of an exit."""
 _LONGEST_WORDS = 500
+_STARVED = 10.0
+"""Seconds without a heartbeat after which a process that is not stopped hangs: on a busy machine it may lack a core."""
 _GRACE = 5.0
 """Seconds until a process that should end is killed."""
 
@@ -109,9 +112,21 @@ class RankProcess:
                     if not (beats := pipe.read(64)):
                         return
                     timer.heard(time.monotonic(), loading=not beats.endswith(SERVING))
-                if timer.expired(time.monotonic()) and not self._hangs:
+                if timer.expired(time.monotonic()) and not self._hangs and self._is_hung(timer.silence):
                     self._hangs = True
                     self._process.kill()
+
+    def _is_hung(self, silence: float) -> bool:
+        """Return whether a silent process hangs: at once if it is stopped, later if it may only lack a core."""
+        return silence > _STARVED or _is_stopped(self.pid)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):  # it has ended, or the system has no such files
+        return False
 
 
 def describe_end(code: int, words: str) -> str:
