@@ -12,6 +12,7 @@ import torch
 
 from packages.scheduler.tests.conftest import MIXTURES, make_checkpoint
 from packages.scheduler.tests.models.families.test_gpt_oss import CONFIG as GPT_OSS
+from packages.scheduler.tests.models.test_stages import logits as stage_logits
 from packages.scheduler.tests.models.test_tensor_parallel import load, logits
 from packages.scheduler.tests.models.weights.test_quantized_checkpoints import CONFIG, GRAIN, MIXTURE
 from tercet.kernels.native.library import load_library, missing_library
@@ -56,6 +57,13 @@ def test_mixtures_beside_recurrent_states(name: str, checkpoints: Checkpoints) -
 
 def test_experts_of_latent_size(tmp_path: Path) -> None:
     check(make_checkpoint("nemotron_h", tmp_path, n_groups=2), 2, 2)
+
+
+def test_experts_of_pipeline_stages(checkpoints: Checkpoints) -> None:
+    directory = checkpoints("qwen3_moe")
+    *_, one, other = on_ranks(2, lambda shard: stage_logits(load(directory, shard)), stages=2, experts=2)
+    torch.testing.assert_close(one, logits(load(directory, WHOLE)), atol=2e-4, rtol=1e-4)
+    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("experts", [2, 4])

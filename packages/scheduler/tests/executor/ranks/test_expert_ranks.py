@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from packages.scheduler.tests.conftest import make_checkpoint
+from packages.scheduler.tests.executor.ranks.test_pipeline import other_hosts
 from packages.scheduler.tests.executor.ranks.test_ranks import outputs_of
 from tercet.kernels.native.library import missing_library
 from tercet.scheduler.config import ConfigError
@@ -84,9 +85,10 @@ def played_on_threads(options: WorkerOptions, size: int, experts: int, play: Pla
     return on_ranks(size, run, experts=experts)[0]
 
 
-def all_kinds(executor: Any) -> Any:
+def all_kinds(executor: Any, stages: int = 1) -> Any:
     """Return the outputs of chunked and cached prompts, n = 2, penalties, log-probabilities, a grammar."""
-    driver = Driver(executor.capacity, CONFIG, executor=executor)
+    config = CONFIG if stages == 1 else CoreConfig(token_budget=23, stages=stages)
+    driver = Driver(executor.capacity, config, overlap=0 if stages == 1 else stages, executor=executor)
     outputs = outputs_of(driver)
     executor.close()
     assert driver.core.counters.forced_tokens > 1
@@ -125,6 +127,20 @@ def test_processes_say_what_one_process_says(size: int, experts: int, place: Pat
     assert len({sum(row) for row in counts}) == 1, "each token has as many experts in every layer"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not [*place.glob("tercet-*")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("split", "hosts"), [(Split(2), 2), (Split(2, 2), 1), (Split(2, 2), 2)], ids=str)
+def test_hosts_and_stages_say_what_one_process_says(
+    split: Split, hosts: int, place: Path, checkpoints: Checkpoints
+) -> None:
+    options = options_of(checkpoints("qwen3_moe"))
+    expected = all_kinds(TpModelWorker(options))
+    with other_hosts(options.model, hosts, place) as network:
+        ranks = Ranks(replace(options, expert_parallel_size=2, overlap=split.stages > 1), split, network=network)
+        check(all_kinds(ranks, split.stages), expected)
 
 
 @pytest.mark.usefixtures("as_before")
