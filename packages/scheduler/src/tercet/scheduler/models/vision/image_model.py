@@ -20,7 +20,7 @@ from tercet.scheduler.models.weights.tensor_files import open_tensors
 logger = logging.getLogger(__name__)
 
 CPU_TOKENS = 2048
-"""Maximum tokens of an image on a CPU, where a layer of larger ones could take as long as one that hangs."""
+"""Maximum tokens of an image on a CPU, where attention among the patches of a larger one takes minutes."""
 
 
 class VisionTower(nn.Module):
