@@ -18,7 +18,7 @@ import psutil
 
 from tercet.frontend.cli.bench.client import Target
 from tercet.frontend.cli.bench.load import run_workload
-from tercet.frontend.cli.bench.workload import Workload, prompts, single_token_words
+from tercet.frontend.cli.bench.workload import DEFAULT_WORKLOADS, Request, Workload, make_requests, single_token_words
 from tools.bench_peers import Server, machine, peers_of, running, seconds
 
 STREAMS = Workload(concurrency=64, requests=64, input_tokens=16, output_tokens=400)
@@ -34,11 +34,11 @@ def listening(server: Server, port: int) -> list[psutil.Process]:
     return [process for process in server.processes() if holds(process)]
 
 
-def measure(server: Server, port: int, texts: list[str]) -> tuple[float, float, int]:
+def measure(server: Server, port: int, requests: list[Request]) -> tuple[float, float, int]:
     """Return (tokens per second of one core, tokens per second, answers that failed or were short)."""
     front = listening(server, port)
     before, began = seconds(front), time.monotonic()
-    figures = asyncio.run(run_workload(Target(url=server.url, model="m"), STREAMS, texts))
+    figures = asyncio.run(run_workload(Target(url=server.url, model="m"), STREAMS, requests))
     tokens = STREAMS.requests * STREAMS.output_tokens
     took, spent = time.monotonic() - began, seconds(front) - before
     return tokens / spent, tokens / took, figures.failed + figures.short
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--vllm", type=Path, help="a Python that has vLLM")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--port", type=int, default=8110)
-    parser.set_defaults(threads=os.cpu_count(), int8=False, llama_server=None, slots=64)
+    parser.set_defaults(threads=os.cpu_count(), int8=False, llama_server=None, slots=64, workloads=DEFAULT_WORKLOADS)
     options = parser.parse_args(arguments)
     found = defaultdict(list)
     logs = Path(tempfile.mkdtemp(prefix="tercet-bench-"))
@@ -59,8 +59,8 @@ def main(arguments: list[str]) -> int:
         for peer in peers_of(options):
             with running(peer, options.model.resolve(), options.port, logs / f"{peer.name}-{number}.log") as server:
                 for turn in range(2):  # the first warms up
-                    texts = prompts(STREAMS, single_token_words(options.model), time.time_ns())
-                    result = measure(server, options.port, texts)
+                    requests = make_requests(STREAMS, single_token_words(options.model), time.time_ns())
+                    result = measure(server, options.port, requests)
                     if turn:
                         found[peer.name].append(result)
                         print(

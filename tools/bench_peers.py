@@ -27,7 +27,14 @@ import psutil
 
 from tercet.frontend.cli.bench.client import Target
 from tercet.frontend.cli.bench.load import run_workload
-from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, single_token_words
+from tercet.frontend.cli.bench.workload import (
+    DEFAULT_WORKLOADS,
+    WORKLOADS,
+    Request,
+    Workload,
+    make_requests,
+    single_token_words,
+)
 from tercet.scheduler.gguf_models import resolve_any_model
 
 OURS = "tercet"
@@ -35,6 +42,7 @@ OURS_INT8 = f"{OURS} int8"
 LLAMA_SERVER = "llama-server"
 _QUANTISED = ("int8", "q8_0")
 _GGUF = ".gguf"
+_CONTEXT_STEP = 256
 PATIENCE = 300.0
 """Seconds within which a server must be ready."""
 
@@ -64,12 +72,13 @@ def peers_of(options: argparse.Namespace) -> list[Peer]:
     ours = f"{Path(sys.executable).parent / 'tercet'} serve {{model}} --port {{port}} --served-model-name m"
     ours += f" --threads {options.threads} --max-running-requests {options.slots} --scheduler.speculative-tokens 0"
     found = [Peer(OURS, ours)]
+    length = _longest(options.workloads)
     if options.int8:
         found.append(Peer(OURS_INT8, f"{ours} --quantization int8"))
     if options.llama_server:
         command = (
             f"{options.llama_server} -m {{gguf}} -a m --port {{port}} -t {options.threads} -tb {options.threads} "
-            f"-c {1280 * options.slots} -np {options.slots} -cb -fa on --no-webui"
+            f"-c {length * options.slots} -np {options.slots} -cb -fa on --no-webui"
         )
         found.append(Peer(LLAMA_SERVER, command))
         if options.int8:
@@ -77,11 +86,18 @@ def peers_of(options: argparse.Namespace) -> list[Peer]:
     if options.vllm:
         command = (
             f"{options.vllm} -m vllm.entrypoints.openai.api_server --model {{model}} --served-model-name m "
-            f"--port {{port}} --dtype bfloat16 --max-model-len 2048 --max-num-seqs {options.slots}"
+            f"--port {{port}} --dtype bfloat16 --max-model-len {length} --max-num-seqs {options.slots}"
         )
         cores = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{options.threads - 1}", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
         found.append(Peer("vLLM", command, {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", **cores}))
     return found
+
+
+def _longest(workloads: Sequence[str]) -> int:
+    """Return the tokens that the longest request of the workloads may take, in whole pages of 256."""
+    chosen = (WORKLOADS[name] for name in workloads)
+    tokens = max(each.shared_tokens + each.input_tokens + each.output_tokens for each in chosen)
+    return (tokens // _CONTEXT_STEP + 2) * _CONTEXT_STEP
 
 
 class StartError(Exception):
@@ -158,11 +174,11 @@ def machine_seconds() -> float:
     return float(times.user + times.nice + times.system + getattr(times, "steal", 0.0))
 
 
-def put(server: Server, workload: Workload, texts: list[str]) -> dict[str, Any]:
+def put(server: Server, workload: Workload, requests: list[Request]) -> dict[str, Any]:
     """Return one measurement, with the cores that the server and other programs used meanwhile."""
     own = psutil.Process()
     before = time.monotonic(), machine_seconds(), server.cpu_seconds(), sum(own.cpu_times()[:2])
-    figures = asyncio.run(run_workload(Target(url=server.url, model="m"), workload, texts))
+    figures = asyncio.run(run_workload(Target(url=server.url, model="m"), workload, requests))
     after = time.monotonic(), machine_seconds(), server.cpu_seconds(), sum(own.cpu_times()[:2])
     seconds, machine, served, asked = (late - early for early, late in zip(before, after, strict=True))
     cores = {"server_cores": served / seconds, "foreign_cores": (machine - served - asked) / seconds}
@@ -189,12 +205,12 @@ def measure(options: argparse.Namespace, peers: list[Peer]) -> Iterator[dict[str
 def loads(options: argparse.Namespace, server: Server, words: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of every workload on a server, once it is warm."""
     warm = Workload(concurrency=2, requests=2, input_tokens=64, output_tokens=8)
-    put(server, warm, prompts(warm, words, time.time_ns()))
+    put(server, warm, make_requests(warm, words, time.time_ns()))
     for name in options.workloads:
         full = WORKLOADS[name]
         workload = replace(full, requests=max(full.concurrency, round(full.requests * options.scale)))
-        texts = prompts(workload, words, time.time_ns())
-        yield {"workload": name} | put(server, workload, texts) | {"MB": server.megabytes()}
+        requests = make_requests(workload, words, time.time_ns())
+        yield {"workload": name} | put(server, workload, requests) | {"MB": server.megabytes()}
 
 
 def table(rows: list[dict[str, Any]], peers: list[Peer], most_foreign: float) -> str:
@@ -231,8 +247,9 @@ def _ratio(speed: dict[str, float], name: str, rivals: list[str]) -> str:
 
 def _cell(rows: list[dict[str, Any]], speed: float) -> str:
     first, each = (statistics.median(row[key].get("p50", 0.0) for row in rows) for key in ("ttft_ms", "tpot_ms"))
+    last = statistics.median(row["ttft_ms"].get("p99", 0.0) for row in rows)
     wrong = sum(row["failed"] + row["short"] for row in rows)
-    return f"{speed:.1f} tok/s, {first:.0f} + {each:.1f} ms" + (f", {wrong} wrong" if wrong else "")
+    return f"{speed:.1f} tok/s, {first:.0f} (p99 {last:.0f}) + {each:.1f} ms" + (f", {wrong} wrong" if wrong else "")
 
 
 def machine() -> str:
@@ -253,7 +270,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--int8", action="store_true", help="also 8-bit weights, beside NAME.q8_0.gguf")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="share of each workload's requests")
-    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", default=list(DEFAULT_WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each server's model")
     parser.add_argument("--slots", type=int, default=32, help="requests that each server runs at a time")
     parser.add_argument("--most-foreign", type=float, default=0.15, help="cores that strangers may take")
@@ -272,7 +289,7 @@ def main(arguments: list[str]) -> int:
             speed, strangers = row["output_tokens_per_second"], row["foreign_cores"]
             print(f"{row['model']} {row['workload']} {row['peer']}: {speed:.1f} tok/s, strangers {strangers:.2f} cores")
     print(f"\n{time.strftime('%Y-%m-%d')}, {machine()}; tokens a second, then the medians of")
-    print("the time to the first token and of the time for each after it.\n")
+    print("the time to the first token (and its p99) and of the time for each after it.\n")
     print(table(rows, peers, options.most_foreign))
     for peer in peers:
         starts = [row["startup"] for row in rows if row["peer"] == peer.name]

@@ -15,7 +15,7 @@ def row(peer: str, load: str, speed: float, *, foreign: float = 0.0, short: int 
         "workload": load,
         "output_tokens_per_second": speed,
         "foreign_cores": foreign,
-        "ttft_ms": {"p50": 1000 / speed},
+        "ttft_ms": {"p50": 1000 / speed, "p99": 2000 / speed},
         "tpot_ms": {"p50": 100 / speed},
         "failed": 0,
         "short": short,
@@ -27,16 +27,22 @@ def test_a_row_has_the_medians_and_ours_over_the_best_other() -> None:
     rows += [row("llama-server", "W1", 8.0), row("vLLM", "W1", 5.0), row("vLLM", "W2", 1.0, short=3)]
     lines = table(rows, PEERS, 0.15).splitlines()
     assert lines[0] == "| model, load | tercet | llama-server | vLLM | tercet / best |"
-    cells = ["tiny, W1", "20.0 tok/s, 50 + 5.0 ms", "8.0 tok/s, 125 + 12.5 ms", "5.0 tok/s, 200 + 20.0 ms", "2.50"]
+    cells = [
+        "tiny, W1",
+        "20.0 tok/s, 50 (p99 100) + 5.0 ms",
+        "8.0 tok/s, 125 (p99 250) + 12.5 ms",
+        "5.0 tok/s, 200 (p99 400) + 20.0 ms",
+        "2.50",
+    ]
     assert lines[2] == f"| {' | '.join(cells)} |"
-    assert lines[3] == "| tiny, W2 | - | - | 1.0 tok/s, 1000 + 100.0 ms, 3 wrong | - |"
+    assert lines[3] == "| tiny, W2 | - | - | 1.0 tok/s, 1000 (p99 2000) + 100.0 ms, 3 wrong | - |"
 
 
 def test_rows_that_failed_or_strangers_spoiled_are_left_out_and_counted() -> None:
     rows = [row(OURS, "W1", 10.0), row(OURS, "W1", 1.0, foreign=0.4), row("vLLM", "W1", 5.0, foreign=0.2)]
     rows.append(row(OURS, "W1", 99.0) | {"ttft_ms": {}, "failed": 3})
     lines = table(rows, PEERS, 0.15).splitlines()
-    assert lines[2] == "| tiny, W1 | 10.0 tok/s, 100 + 10.0 ms | - | - | - |"
+    assert lines[2] == "| tiny, W1 | 10.0 tok/s, 100 (p99 200) + 10.0 ms | - | - | - |"
     assert lines[-1] == "3 of 4 left out; strangers took 0.40 cores at most."
 
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from tercet.frontend.cli.bench.client import BenchError, Target, Timeline, complete
 from tercet.frontend.cli.bench.load import Goal, figures, run_workload
-from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, single_token_words
+from tercet.frontend.cli.bench.workload import WORKLOADS, Request, Workload, make_requests, single_token_words
 
 TWO = Workload(concurrency=2, requests=5, input_tokens=3, output_tokens=4, shared_tokens=2)
 Reply = Callable[[asyncio.StreamWriter, dict[str, object]], Awaitable[None]]
@@ -60,10 +61,10 @@ async def peer(reply: Reply = answer) -> AsyncIterator[tuple[Peer, Target]]:
 
 
 async def test_every_prompt_is_asked_once_and_so_many_at_a_time() -> None:
-    texts = prompts(TWO, single_token_words(None), 7)
+    load = make_requests(TWO, single_token_words(None), 7)
     async with peer() as (served, target):
-        result = await run_workload(target, TWO, texts)
-    assert sorted(str(body["prompt"]) for body in served.bodies) == sorted(texts)
+        result = await run_workload(target, TWO, load)
+    assert sorted(str(body["prompt"]) for body in served.bodies) == sorted(request.prompt for request in load)
     assert served.most == 2
     assert {(body["max_tokens"], body["stream"], body["ignore_eos"]) for body in served.bodies} == {(4, True, True)}
     assert (result.requests, result.failed, result.short, result.output_tokens, result.input_tokens) == (
@@ -79,7 +80,7 @@ async def test_every_prompt_is_asked_once_and_so_many_at_a_time() -> None:
 
 async def test_at_a_rate_all_are_asked_however_many_are_under_way() -> None:
     async with peer() as (served, target):
-        result = await run_workload(target, TWO, prompts(TWO, single_token_words(None), 7), rate=1e4)
+        result = await run_workload(target, TWO, make_requests(TWO, single_token_words(None), 7), rate=1e4)
     assert len(served.bodies) == result.requests == 5
 
 
@@ -105,7 +106,7 @@ async def test_what_goes_wrong_is_counted_and_told() -> None:
         async with peer(reply) as (_, target):
             with pytest.raises(BenchError, match=why):
                 await complete(target, "x", 4)
-            result = await run_workload(target, TWO, ["x"] * 5)
+            result = await run_workload(target, TWO, [Request("x", 4)] * 5)
         assert (result.requests, result.failed, result.output_tokens) == (5, 5, 0)
         assert why in result.first_error
     with pytest.raises(BenchError, match="no server at"):
@@ -119,7 +120,7 @@ def timeline(first: float, per_token: float, tokens: int) -> Timeline:
 
 def test_percentiles_are_nearest_rank_and_goodput_needs_both_goals() -> None:
     lines = [timeline(0.001 * index, 0.002 if index <= 60 else 0.004, 4) for index in range(1, 101)]
-    result = figures(lines, [], TWO, 2.0, Goal(first_token=0.0805, per_token=0.003))
+    result = figures(lines, [], 0, 2.0, Goal(first_token=0.0805, per_token=0.003))
     assert {name: round(value, 6) for name, value in result.ttft_ms.items()} == {
         "p50": 50.0,
         "p90": 90.0,
@@ -132,21 +133,39 @@ def test_percentiles_are_nearest_rank_and_goodput_needs_both_goals() -> None:
 
 
 def test_one_token_has_no_time_per_token() -> None:
-    result = figures([timeline(0.5, 0.0, 1)], ["x"], TWO, 1.0, Goal(per_token=0.001))
+    result = figures([timeline(0.5, 0.0, 1)], ["x"], 1, 1.0, Goal(per_token=0.001))
     assert (result.tpot_ms, result.itl_ms, result.short, result.failed) == ({}, {}, 1, 1)
 
 
+def texts_of(workload: Workload, words: Sequence[str], seed: int) -> list[str]:
+    return [request.prompt for request in make_requests(workload, words, seed)]
+
+
+async def test_an_answer_of_another_length_than_asked_for_is_short() -> None:
+    async with peer() as (_, target):
+        result = await run_workload(target, TWO, [Request("x", 4), Request("x", 5)])
+    assert (result.requests, result.short) == (2, 1)
+
+
+def test_mixed_lengths_cover_their_range_and_no_more() -> None:
+    load = make_requests(replace(WORKLOADS["W6"], requests=2000), single_token_words(None), 1)
+    inputs, outputs = {len(one.prompt.split()) for one in load}, {one.output_tokens for one in load}
+    assert (min(inputs), max(inputs), min(outputs), max(outputs)) == (16, 512, 8, 256)
+
+
 def test_prompts_share_what_they_should_and_no_more() -> None:
-    texts = prompts(TWO, ["red", "green", "blue", "grey", "pink", "gold"], 1)
+    texts = texts_of(TWO, ["red", "green", "blue", "grey", "pink", "gold"], 1)
     assert {len(text.split()) for text in texts} == {5}
     assert len({tuple(text.split()[:2]) for text in texts}) == 1
     assert len(set(texts)) > 1
-    assert prompts(TWO, single_token_words(None), 1) != prompts(TWO, single_token_words(None), 2)
+    assert texts_of(TWO, single_token_words(None), 1) != texts_of(TWO, single_token_words(None), 2)
     assert WORKLOADS["W4"].shared_tokens == 1024
 
 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         Workload(concurrency=0, requests=1, input_tokens=1, output_tokens=1)
+    with pytest.raises(ValueError, match="between 1 and the most"):
+        replace(TWO, least_input_tokens=4)
     with pytest.raises(ValueError, match="not an http"):
         Target(url="ftp://x", model="m")

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from tercet.frontend.cli.bench.client import Target
 from tercet.frontend.cli.bench.load import Figures, Goal, run_workload
-from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, single_token_words
+from tercet.frontend.cli.bench.workload import DEFAULT_WORKLOADS, WORKLOADS, Workload, make_requests, single_token_words
 from tercet.frontend.cli.chat import ChatError, Server
 
 app = App(name="bench", help="Measure a running server.", result_action="return_value")
@@ -19,7 +19,7 @@ app = App(name="bench", help="Measure a running server.", result_action="return_
 
 @app.command
 def serve(
-    workloads: Annotated[tuple[str, ...], Parameter(help="W1, W2, W3 or W4; by default all of them.")] = (),
+    workloads: Annotated[tuple[str, ...], Parameter(help="W1 to W6; by default W1 to W4.")] = (),
     *,
     url: Annotated[str, Parameter(help="Address of the server.")] = "http://127.0.0.1:30000",
     model: Annotated[str | None, Parameter(help="Name of the model; by default the first of the server.")] = None,
@@ -27,8 +27,10 @@ def serve(
     api_key: Annotated[str | None, Parameter(help="The server's key.", env_var="TERCET_API_KEY")] = None,
     concurrency: Annotated[int | None, Parameter(help="Requests in flight at the same time.")] = None,
     requests: Annotated[int | None, Parameter(help="Number of requests.")] = None,
-    input_tokens: Annotated[int | None, Parameter(help="Tokens of each prompt, beside the shared ones.")] = None,
-    output_tokens: Annotated[int | None, Parameter(help="Tokens of each answer.")] = None,
+    input_tokens: Annotated[
+        int | None, Parameter(help="Tokens of each prompt, beside the shared ones; in W6 the most.")
+    ] = None,
+    output_tokens: Annotated[int | None, Parameter(help="Tokens of each answer; in W6 the most.")] = None,
     shared_tokens: Annotated[int | None, Parameter(help="Tokens of the common beginning of all prompts.")] = None,
     rate: Annotated[float | None, Parameter(help="Requests a second, at random times; without --concurrency.")] = None,
     good_ttft: Annotated[float | None, Parameter(help="Most milliseconds to a good request's first token.")] = None,
@@ -40,6 +42,7 @@ def serve(
 
     W1 has one request at a time, with 128 tokens in and 128 out. W2 has 8 at a time. W3 has 32 at a time, with 64 out.
     W4 has 8 at a time that begin with the same 1024 tokens, with 32 tokens of their own and 32 out.
+    W5 has 4 at a time, with 4096 tokens in and 64 out. W6 has 16 at a time, with 16 to 512 in and 8 to 256 out.
     """
     given = {
         "concurrency": concurrency,
@@ -54,7 +57,7 @@ def serve(
         per_token=None if good_tpot is None else good_tpot / 1e3,
     )
     try:
-        chosen = {name: replace(_workload(name), **changes) for name in workloads or WORKLOADS}
+        chosen = {name: replace(_workload(name), **changes) for name in workloads or DEFAULT_WORKLOADS}
         target = Target(url=url, model=model or Server(url, api_key).first_model(), api_key=api_key)
         words = single_token_words(tokenizer)
         if rate is not None and rate <= 0:
@@ -64,8 +67,8 @@ def serve(
         return 2
     failed = 0
     for number, (name, workload) in enumerate(chosen.items()):
-        texts = prompts(workload, words, (time.time_ns() if seed is None else seed) + number)
-        result = asyncio.run(run_workload(target, workload, texts, goal=good, rate=rate))
+        load = make_requests(workload, words, (time.time_ns() if seed is None else seed) + number)
+        result = asyncio.run(run_workload(target, workload, load, goal=good, rate=rate))
         print(result.to_json(name) if json else _describe(name, workload, result), flush=True)  # noqa: T201
         failed += result.failed
     return min(failed, 1)
@@ -79,9 +82,11 @@ def _workload(name: str) -> Workload:
 
 def _describe(name: str, workload: Workload, result: Figures) -> str:
     shared = f"{workload.shared_tokens} shared + " if workload.shared_tokens else ""
+    inputs = _range(workload.least_input_tokens, workload.input_tokens)
+    outputs = _range(workload.least_output_tokens, workload.output_tokens)
     lines = [
         f"{name}: {workload.requests} requests, {workload.concurrency} at a time, "
-        f"{shared}{workload.input_tokens} tokens in, {workload.output_tokens} out",
+        f"{shared}{inputs} tokens in, {outputs} out",
         f"  {result.output_tokens_per_second:.1f} output tokens/s, {result.requests_per_second:.2f} requests/s, "
         f"{result.good_requests_per_second:.2f} good",
     ]
@@ -92,5 +97,9 @@ def _describe(name: str, workload: Workload, result: Figures) -> str:
     if result.failed:
         lines.append(f"  {result.failed} failed: {result.first_error}")
     if result.short:
-        lines.append(f"  {result.short} answers were not {workload.output_tokens} tokens long")
+        lines.append(f"  {result.short} answers were not {outputs} tokens long")
     return "\n".join(lines)
+
+
+def _range(least: int | None, most: int) -> str:
+    return str(most) if least is None else f"{least} to {most}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from tercet.frontend.cli.bench.client import BenchError, Target, Timeline, complete
-from tercet.frontend.cli.bench.workload import Workload
+from tercet.frontend.cli.bench.workload import Request, Workload
 
 PERCENTILES = (50, 90, 99)
 
@@ -53,22 +53,27 @@ class Figures:
 
 
 async def run_workload(
-    target: Target, workload: Workload, prompts: Sequence[str], *, goal: Goal = Goal(), rate: float | None = None
+    target: Target, workload: Workload, requests: Sequence[Request], *, goal: Goal = Goal(), rate: float | None = None
 ) -> Figures:
-    """Send every prompt: at most `concurrency` at a time, or at `rate` a second with random gaps and no such limit."""
+    """Send every request: at most `concurrency` at a time, or at `rate` a second with random gaps and no such limit."""
     timelines: list[Timeline] = []
     errors: list[str] = []
-    waiting = iter(prompts)
+    short = 0
+    waiting = iter(requests)
 
-    async def ask(prompt: str) -> None:
+    async def ask(request: Request) -> None:
+        nonlocal short
         try:
-            timelines.append(await complete(target, prompt, workload.output_tokens))
+            timeline = await complete(target, request.prompt, request.output_tokens)
         except BenchError as error:
             errors.append(str(error))
+        else:
+            timelines.append(timeline)
+            short += timeline.output_tokens != request.output_tokens
 
     async def ask_in_turn() -> None:
-        for prompt in waiting:
-            await ask(prompt)
+        for request in waiting:
+            await ask(request)
 
     started = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
@@ -76,16 +81,14 @@ async def run_workload(
             for _ in range(workload.concurrency):
                 tasks.create_task(ask_in_turn())
         else:
-            chance = random.Random(len(prompts))  # noqa: S311 - the same gaps in every run
-            for prompt in waiting:
-                tasks.create_task(ask(prompt))
+            chance = random.Random(len(requests))  # noqa: S311 - the same gaps in every run
+            for request in waiting:
+                tasks.create_task(ask(request))
                 await asyncio.sleep(chance.expovariate(rate))
-    return figures(timelines, errors, workload, time.perf_counter() - started, goal)
+    return figures(timelines, errors, short, time.perf_counter() - started, goal)
 
 
-def figures(
-    timelines: Sequence[Timeline], errors: Sequence[str], workload: Workload, seconds: float, goal: Goal
-) -> Figures:
+def figures(timelines: Sequence[Timeline], errors: Sequence[str], short: int, seconds: float, goal: Goal) -> Figures:
     """Return the figures of all requests."""
     output = sum(timeline.output_tokens for timeline in timelines)
     per_token = [timeline.per_token for timeline in timelines if timeline.per_token is not None]
@@ -93,7 +96,7 @@ def figures(
         requests=len(timelines) + len(errors),
         failed=len(errors),
         first_error=errors[0] if errors else "",
-        short=sum(timeline.output_tokens != workload.output_tokens for timeline in timelines),
+        short=short,
         seconds=seconds,
         input_tokens=sum(timeline.input_tokens or 0 for timeline in timelines),
         output_tokens=output,

@@ -27,10 +27,24 @@ class Workload:
     output_tokens: int
     shared_tokens: int = 0
     """Tokens at the beginning of every prompt."""
+    least_input_tokens: int | None = None
+    """With a number, lengths of prompts are uniform between it and `input_tokens`."""
+    least_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.concurrency, self.requests, self.input_tokens, self.output_tokens) < 1 or self.shared_tokens < 0:
             raise ValueError("a workload has at least one request, of at least one token in and out")
+        ranges = ((self.least_input_tokens, self.input_tokens), (self.least_output_tokens, self.output_tokens))
+        if any(least is not None and not 1 <= least <= most for least, most in ranges):
+            raise ValueError("the least number of tokens is between 1 and the most")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a workload."""
+
+    prompt: str
+    output_tokens: int
 
 
 WORKLOADS = {
@@ -38,8 +52,18 @@ WORKLOADS = {
     "W2": Workload(concurrency=8, requests=32, input_tokens=128, output_tokens=128),
     "W3": Workload(concurrency=32, requests=64, input_tokens=128, output_tokens=64),
     "W4": Workload(concurrency=8, requests=32, input_tokens=32, output_tokens=32, shared_tokens=1024),
+    "W5": Workload(concurrency=4, requests=8, input_tokens=4096, output_tokens=64),
+    "W6": Workload(
+        concurrency=16,
+        requests=64,
+        input_tokens=512,
+        output_tokens=256,
+        least_input_tokens=16,
+        least_output_tokens=8,
+    ),
 }
-"""W1: one reader. W2: a few. W3: many. W4: a few that share a long prefix."""
+"""W1: one reader. W2: a few. W3: many. W4: a few that share a long prefix. W5: long prompts. W6: mixed lengths."""
+DEFAULT_WORKLOADS = ("W1", "W2", "W3", "W4")
 
 
 def single_token_words(tokenizer: Path | None) -> Sequence[str]:
@@ -60,12 +84,21 @@ def single_token_words(tokenizer: Path | None) -> Sequence[str]:
     return found
 
 
-def prompts(workload: Workload, words: Sequence[str], seed: int) -> list[str]:
-    """Return a prompt for each request. Prompts of different seeds share nothing, so that no cache has seen them."""
+def make_requests(workload: Workload, words: Sequence[str], seed: int) -> list[Request]:
+    """Return the requests. Prompts of different seeds share nothing, so that no cache has seen them."""
     chance = random.Random(seed)  # noqa: S311 - nothing secret
 
     def text(count: int) -> str:
         return "".join(f" {chance.choice(words)}" for _ in range(count))
 
+    def length(least: int | None, most: int) -> int:
+        return most if least is None else chance.randint(least, most)
+
     shared = text(workload.shared_tokens)
-    return [shared + text(workload.input_tokens) for _ in range(workload.requests)]
+    return [
+        Request(
+            shared + text(length(workload.least_input_tokens, workload.input_tokens)),
+            length(workload.least_output_tokens, workload.output_tokens),
+        )
+        for _ in range(workload.requests)
+    ]
