@@ -9,15 +9,18 @@
 // chunks: 16 units of scales, then 16 units of minimums.
 #pragma once
 
+#include <type_traits>
+
 #include "format.h"
 #include "linear.h"
 
 namespace blocks {
 
-constexpr int64_t CHUNK = 32;         // inputs
-constexpr int64_t SUPER_BLOCK = 256;  // inputs that share units
-constexpr int64_t AHEAD = 16;         // chunks to prefetch, of all panels together
-constexpr int MANY_ROWS = LANES == 16 ? 8 : 4;  // of inputs that share a look at a panel
+constexpr int64_t CHUNK = 32;                   // inputs
+constexpr int64_t SUPER_BLOCK = 256;            // inputs that share units
+constexpr int64_t AHEAD = 16;                   // chunks to prefetch, of all panels together
+constexpr int TOGETHER = 2;                     // vectors of outputs that meet a word of inputs; as registers have room
+constexpr int MANY_ROWS = LANES == 16 ? 6 : 3;  // of inputs that share a look at TOGETHER vectors; measured
 
 inline int64_t chunks(int64_t k) { return (k + CHUNK - 1) / CHUNK; }
 
@@ -131,7 +134,7 @@ struct Factors {
 };
 
 // Products of 4 codes of each output with 4 inputs of 8 bits, added up. SHIFT is added to codes to make them what the
-// processor multiplies.
+// processor multiplies. Where FROM_START, sums begin with `start`; else it is added in the end.
 template <int BITS>
 struct Dot;
 
@@ -140,9 +143,10 @@ template <int BITS>
 struct Dot {
     typedef I32 Total;
     static constexpr int SHIFT = BITS == 8 ? 128 : 0;
+    static constexpr bool FROM_START = true;
     static inline U32 prepare(U32 codes) { return BITS == 8 ? codes ^ 0x80808080u : codes; }
-    static inline Total add(Total total, U32 codes, int32_t x) {
-        return (I32)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, _mm512_set1_epi32(x));
+    static inline Total add(Total total, U32 codes, I32 x) {
+        return (I32)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, (__m512i)x);
     }
     static inline I32 whole(Total total) { return total; }
 };
@@ -151,9 +155,10 @@ template <>
 struct Dot<4> {
     typedef S16 Total;  // of a whole block: 8 times 2 * 15 * 127 at most
     static constexpr int SHIFT = 0;
+    static constexpr bool FROM_START = false;
     static inline U32 prepare(U32 codes) { return codes; }
-    static inline Total add(Total total, U32 codes, int32_t x) {
-        return total + (S16)_mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(x));
+    static inline Total add(Total total, U32 codes, I32 x) {
+        return total + (S16)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
     }
     static inline I32 whole(Total total) { return (I32)_mm256_madd_epi16((__m256i)total, _mm256_set1_epi16(1)); }
 };
@@ -161,9 +166,10 @@ template <>
 struct Dot<8> {
     typedef I32 Total;
     static constexpr int SHIFT = 0;
+    static constexpr bool FROM_START = false;
     static inline U32 prepare(U32 codes) { return codes; }
-    static inline Total add(Total total, U32 codes, int32_t x) {
-        __m256i weights = (__m256i)codes, inputs = _mm256_sign_epi8(_mm256_set1_epi32(x), weights);
+    static inline Total add(Total total, U32 codes, I32 x) {
+        __m256i weights = (__m256i)codes, inputs = _mm256_sign_epi8((__m256i)x, weights);
         __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), inputs);
         return total + (I32)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     }
@@ -174,38 +180,62 @@ template <int BITS>
 struct Dot {
     typedef I32 Total;
     static constexpr int SHIFT = 0;
+    static constexpr bool FROM_START = false;
     static inline U32 prepare(U32 codes) { return codes; }
-    static inline Total add(Total total, U32 codes, int32_t x) {
-        for (int i = 0; i < 4; i++) total += (bit_cast<I32>(codes << (24 - 8 * i)) >> 24) * int32_t(int8_t(x >> (8 * i)));
+    static inline Total add(Total total, U32 codes, I32 x) {
+        for (int i = 0; i < 4; i++)
+            total += (bit_cast<I32>(codes << (24 - 8 * i)) >> 24) * (bit_cast<I32>(bit_cast<U32>(x) << (24 - 8 * i)) >> 24);
         return total;
     }
     static inline I32 whole(Total total) { return total; }
 };
 #endif
 
-// Calls body(codes, input) for each 4 codes of LANES outputs in a block; `input` is the number of the first in its chunk.
-template <int BITS, int BLOCK, class Body>
-inline void for_codes(const char* codes, int64_t block, int64_t lane, const Body& body) {
-    constexpr int EACH = BITS == 4 ? 8 : 4;  // inputs of a row
-    UNROLLED for (int row = 0; row < BLOCK / EACH; row++) {
-        int64_t at = block * (BLOCK / EACH) + row;
-        U32 words = vector<U32>(codes + at * ROW_BYTES + 4 * lane);
-        if constexpr (BITS == 4) {
-            body(words & 0x0F0F0F0Fu, at * EACH);
-            body(words >> 4 & 0x0F0F0F0Fu, at * EACH + 4);
-        } else {
-            body(words, at * EACH);
-        }
+// What a code is multiplied as, less its value.
+inline int32_t excess_of(const Coding& coding) {
+    int shift = coding.bits == 4 ? Dot<4>::SHIFT : Dot<8>::SHIFT;
+    return shift + int32_t(has_minimums(coding) ? 0 : coding.zero);
+}
+
+// Codes of LANES outputs for 4 inputs of a chunk: those from 4 * group on.
+template <int BITS>
+inline U32 read_codes(const char* codes, int64_t group, int64_t lane) {
+    if constexpr (BITS == 4) {
+        U32 pairs = vector<U32>(codes + group / 2 * ROW_BYTES + 4 * lane);
+        return (group % 2 ? pairs >> 4 : pairs) & 0x0F0F0F0Fu;
+    } else {
+        return vector<U32>(codes + group * ROW_BYTES + 4 * lane);
     }
+}
+
+// A block of inputs in 8 bits: what its sums of products begin with, its step, and its sum.
+struct Head {
+    int32_t start;
+    float step, sum;
+};
+
+// Writes [blocks][rows] heads of rows of inputs.
+inline void write_heads(const Layout& layout, const char* x, int64_t stride, int64_t rows, Head* heads) {
+    const Coding& coding = layout.coding;
+    const InputLayout inputs(layout.chunks * CHUNK);
+    const int64_t each = CHUNK / coding.block;
+    const int32_t excess = excess_of(coding);
+    for (int64_t row = 0; row < rows; row++, x += stride)
+        for (int64_t block = 0; block < layout.chunks * each; block++)
+            heads[block * rows + row] = {-excess * word(x + inputs.totals_of(coding.block) + 4 * block),
+                                         number(x + inputs.steps + 4 * (block / each)),
+                                         number(x + inputs.sums_of(coding.block) + 4 * block)};
 }
 
 // What a call multiplies.
 struct Operands {
     const Layout& layout;
-    const InputLayout& inputs;  // of inputs in 8 bits
     const char* x;
     int64_t stride;
     const char* panels;
+    const Head* heads;  // of inputs in 8 bits: [blocks][rows]
+    int64_t rows;
+    bool fresh;  // whether these are the first rows that meet the panels
 };
 
 inline void prefetch(const Layout& layout, const char* chunk, int64_t index, int width) {
@@ -218,40 +248,49 @@ inline void prefetch(const Layout& layout, const char* chunk, int64_t index, int
 template <int BITS, int BLOCK, int ROWS, int WIDTH>
 inline void block(const Operands& given, F32* out, int64_t out_stride) {
     using Multiply = Dot<BITS>;
+    constexpr int VECTORS = WIDTH * PARTS, MOST = ROWS == 1 ? 4 : TOGETHER, BESIDE = MOST < VECTORS ? MOST : VECTORS;
     const Layout& layout = given.layout;
     const bool minimums = has_minimums(layout.coding);
-    const int32_t excess = Multiply::SHIFT + int32_t(minimums ? 0 : layout.coding.zero);  // of each code
-    F32 sums[ROWS][WIDTH * PARTS] = {};
+    const bool starts_late = !Multiply::FROM_START && excess_of(layout.coding);
+    const Head* heads = given.heads;
+    F32 sums[ROWS][VECTORS] = {};
     for (int64_t chunk = 0; chunk < layout.chunks; chunk++) {
-        UNROLLED for (int i = 0; i < WIDTH * PARTS; i++) {
-            const char* panel = given.panels + i / PARTS * layout.panel;
-            const char* codes = panel + layout.at(chunk) + layout.codes;
-            int64_t lane = i % PARTS * LANES;
-            if (lane == 0) prefetch(layout, codes - layout.codes, chunk, WIDTH);
-            UNROLLED for (int part = 0; part < CHUNK / BLOCK; part++) {
-                typename Multiply::Total totals[ROWS] = {};
-                for_codes<BITS, BLOCK>(codes, part, lane, [&](U32 words, int64_t input) {
-                    words = Multiply::prepare(words);
-                    UNROLLED for (int row = 0; row < ROWS; row++)
-                        totals[row] = Multiply::add(
-                            totals[row], words, word(given.x + row * given.stride + chunk * CHUNK + input));
-                });
-                Factors factors(layout, panel, chunk, part, lane);
-                int64_t at = 4 * (chunk * (CHUNK / BLOCK) + part);
-                UNROLLED for (int row = 0; row < ROWS; row++) {
-                    const char* x = given.x + row * given.stride;
-                    float step = number(x + given.inputs.steps + 4 * chunk);
-                    I32 total = Multiply::whole(totals[row]);
-                    if (excess) total -= excess * word(x + given.inputs.totals_of(BLOCK) + at);
-                    sums[row][i] = minimums ? factors.add(sums[row][i], total, step,
-                                                          number(x + given.inputs.sums_of(BLOCK) + at))
-                                            : factors.add(sums[row][i], total, step);
+        const char* chunks = given.panels + layout.at(chunk);
+        if (given.fresh)
+            for (int panel = 0; panel < WIDTH; panel++) prefetch(layout, chunks + panel * layout.panel, chunk, WIDTH);
+        UNROLLED for (int part = 0; part < CHUNK / BLOCK; part++, heads += given.rows)
+            UNROLLED for (int first = 0; first < VECTORS; first += BESIDE) {
+                typename Multiply::Total totals[ROWS][BESIDE];
+                UNROLLED for (int row = 0; row < ROWS; row++)
+                    UNROLLED for (int i = 0; i < BESIDE; i++)
+                        totals[row][i] = typename Multiply::Total{} + (Multiply::FROM_START ? heads[row].start : 0);
+                UNROLLED for (int group = part * BLOCK / 4; group < (part + 1) * BLOCK / 4; group++) {
+                    U32 codes[BESIDE];
+                    UNROLLED for (int i = 0; i < BESIDE; i++) {
+                        const char* own = chunks + (first + i) / PARTS * layout.panel + layout.codes;
+                        codes[i] = Multiply::prepare(read_codes<BITS>(own, group, (first + i) % PARTS * LANES));
+                    }
+                    UNROLLED for (int row = 0; row < ROWS; row++) {
+                        I32 x = I32{} + word(given.x + row * given.stride + chunk * CHUNK + 4 * group);
+                        UNROLLED for (int i = 0; i < BESIDE; i++)
+                            totals[row][i] = Multiply::add(totals[row][i], codes[i], x);
+                    }
+                }
+                UNROLLED for (int i = 0; i < BESIDE; i++) {
+                    const char* panel = given.panels + (first + i) / PARTS * layout.panel;
+                    Factors factors(layout, panel, chunk, part, (first + i) % PARTS * LANES);
+                    UNROLLED for (int row = 0; row < ROWS; row++) {
+                        I32 total = Multiply::whole(totals[row][i]);
+                        if (starts_late) total += heads[row].start;
+                        F32& sum = sums[row][first + i];
+                        sum = minimums ? factors.add(sum, total, heads[row].step, heads[row].sum)
+                                       : factors.add(sum, total, heads[row].step);
+                    }
                 }
             }
-        }
     }
     for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < WIDTH * PARTS; i++) out[row * out_stride + i] = sums[row][i];
+        for (int i = 0; i < VECTORS; i++) out[row * out_stride + i] = sums[row][i];
 }
 
 // The weights of a chunk of a panel, as floats: [CHUNK][PARTS].
@@ -261,13 +300,14 @@ inline void dequantize(const Layout& layout, const char* panel, int64_t chunk, F
         for (int64_t block = 0; block < CHUNK / BLOCK; block++) {
             int64_t lane = part * LANES;
             Factors factors(layout, panel, chunk, block, lane);
-            for_codes<BITS, BLOCK>(panel + layout.at(chunk) + layout.codes, block, lane, [&](U32 words, int64_t input) {
+            for (int64_t group = block * BLOCK / 4; group < (block + 1) * BLOCK / 4; group++) {
+                U32 codes = read_codes<BITS>(panel + layout.at(chunk) + layout.codes, group, lane);
                 UNROLLED for (int i = 0; i < 4; i++) {
-                    I32 value = bit_cast<I32>(words << (24 - 8 * i)) >> 24;
-                    out[(input + i) * PARTS + part] =
+                    I32 value = bit_cast<I32>(codes << (24 - 8 * i)) >> 24;
+                    out[(4 * group + i) * PARTS + part] =
                         __builtin_convertvector(value, F32) * factors.scale + factors.minimum;
                 }
-            });
+            }
         }
 }
 
@@ -298,23 +338,31 @@ inline void one(const Operands& given, F32* out, int64_t out_stride) {
         block_of_floats<BITS, BLOCK, ROWS, WIDTH>(given, out, out_stride);
 }
 
-template <bool INTEGER, int BITS, int BLOCK, int ROWS>
+// `rows` rows, TALL or one less at a time: few sums at a time would wait for one another.
+template <bool INTEGER, int BITS, int BLOCK, int TALL, int WIDTH>
 inline void multiply_rows(Operands given, int rows, F32* out, int64_t out_stride) {
-    for (; rows >= ROWS; rows -= ROWS, given.x += ROWS * given.stride, out += ROWS * out_stride)
-        one<INTEGER, BITS, BLOCK, ROWS, 1>(given, out, out_stride);
-    if constexpr (ROWS > 1)
-        if (rows) multiply_rows<INTEGER, BITS, BLOCK, ROWS - 1>(given, rows, out, out_stride);
+    int count = (rows + TALL - 1) / TALL, tall = rows - count * (TALL - 1);
+    if constexpr (TALL > 1)
+        if (tall <= 0) return multiply_rows<INTEGER, BITS, BLOCK, TALL - 1, WIDTH>(given, rows, out, out_stride);
+    auto take = [&](auto height, int times) {
+        for (; times > 0; times--, given.x += height * given.stride, given.heads += height) {
+            one<INTEGER, BITS, BLOCK, height, WIDTH>(given, out, out_stride);
+            given.fresh = false;
+            out += height * out_stride;
+        }
+    };
+    take(std::integral_constant<int, TALL>{}, tall);
+    if constexpr (TALL > 1) take(std::integral_constant<int, TALL - 1>{}, count - tall);
 }
 
 // Not inlined, so that it is compiled once for all callers.
 template <bool INTEGER, int BITS, int BLOCK>
-__attribute__((noinline)) void multiply_panels(const Operands& given, int rows, int width, F32* out, int64_t out_stride) {
+__attribute__((noinline)) void multiply_panels(Operands given, int rows, int width, F32* out, int64_t out_stride) {
     if (rows == 1 && width == 4) return one<INTEGER, BITS, BLOCK, 1, 4>(given, out, out_stride);
-    for (int panel = 0; panel < width; panel++) {
-        Operands own = given;
-        own.panels += panel * given.layout.panel;
-        multiply_rows<INTEGER, BITS, BLOCK, MANY_ROWS>(own, rows, out + panel * PARTS, out_stride);
-    }
+    constexpr int BESIDE = INTEGER && PARTS == 1 ? TOGETHER : 1;
+    for (; width >= BESIDE; width -= BESIDE, given.panels += BESIDE * given.layout.panel, out += BESIDE * PARTS)
+        multiply_rows<INTEGER, BITS, BLOCK, MANY_ROWS, BESIDE>(given, rows, out, out_stride);
+    if (width) multiply_rows<INTEGER, BITS, BLOCK, MANY_ROWS, 1>(given, rows, out, out_stride);
 }
 
 // out [rows][width * PARTS] = x [rows] @ panels [width]. INTEGER: inputs are in 8 bits, else in float32.

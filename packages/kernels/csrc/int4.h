@@ -13,7 +13,8 @@ namespace int4 {
 constexpr int64_t BLOCK = 32;  // inputs that share a scale
 constexpr int64_t BLOCK_BYTES = 2 * PANEL + 4 * ROW_BYTES;
 constexpr int64_t AHEAD = 16;  // blocks to prefetch, of all panels together; measured
-constexpr int MANY_ROWS = LANES == 16 ? 8 : 4;  // of inputs, that share a look at a panel; as registers have room
+constexpr int TOGETHER = LANES == 16 ? 2 : 1;   // vectors of outputs that meet a word of inputs; as registers have room
+constexpr int MANY_ROWS = LANES == 16 ? 6 : 4;  // of inputs that share a look at TOGETHER vectors; measured
 
 inline int64_t blocks(int64_t k) { return (k + BLOCK - 1) / BLOCK; }
 inline int64_t panel_bytes(int64_t k) { return blocks(k) * BLOCK_BYTES; }
@@ -63,52 +64,69 @@ inline F32 add_block(F32 sums, I32 total, F32 scale) { return __builtin_convertv
 // ROWS rows of inputs times WIDTH panels, which are read side by side: memory is faster at several streams than at one.
 template <int ROWS, int WIDTH>
 inline void block(const char* x, int64_t stride, const char* panels, int64_t bytes, F32* out, int64_t out_stride) {
+    constexpr int VECTORS = WIDTH * PARTS, BESIDE = TOGETHER < VECTORS ? TOGETHER : VECTORS;
     int64_t count = bytes / BLOCK_BYTES;
-    F32 sums[ROWS][WIDTH * PARTS] = {};
+    F32 sums[ROWS][VECTORS] = {};
     for (int64_t at = 0; at < count; at++) {
         int64_t soon = at + AHEAD / WIDTH < count ? AHEAD / WIDTH : AHEAD / WIDTH + (WIDTH - 1) * count;
-        UNROLLED for (int i = 0; i < WIDTH * PARTS; i++) {
-            const char* panel = panels + i / PARTS * bytes + at * BLOCK_BYTES;
-            int part = i % PARTS;
-            if (part == 0)
-                UNROLLED for (int line = 0; line < 4; line++)
-                    __builtin_prefetch(panel + soon * BLOCK_BYTES + line * ROW_BYTES);
-            auto excess = [&](int row) { return word(x + row * stride + count * BLOCK + at * 4); };
-            Total totals[ROWS];
-            for (int row = 0; row < ROWS; row++) totals[row] = begin(excess(row));
-            for (int pair = 0; pair < 4; pair++) {
-                U32 weights;
-                std::memcpy(&weights, panel + 2 * PANEL + pair * ROW_BYTES + part * 4 * LANES, sizeof weights);
-                U32 lower = weights & 0x0F0F0F0Fu, upper = weights >> 4 & 0x0F0F0F0Fu;
-                for (int row = 0; row < ROWS; row++) {
+        UNROLLED for (int panel = 0; panel < WIDTH; panel++)
+            UNROLLED for (int line = 0; line < 4; line++)
+                __builtin_prefetch(panels + panel * bytes + (at + soon) * BLOCK_BYTES + line * ROW_BYTES);
+        auto excess = [&](int row) { return word(x + row * stride + count * BLOCK + at * 4); };
+        UNROLLED for (int first = 0; first < VECTORS; first += BESIDE) {
+            auto own = [&](int i) { return panels + (first + i) / PARTS * bytes + at * BLOCK_BYTES; };
+            Total totals[ROWS][BESIDE];
+            UNROLLED for (int row = 0; row < ROWS; row++)
+                UNROLLED for (int i = 0; i < BESIDE; i++) totals[row][i] = begin(excess(row));
+            UNROLLED for (int pair = 0; pair < 4; pair++) {
+                U32 lower[BESIDE], upper[BESIDE];
+                UNROLLED for (int i = 0; i < BESIDE; i++) {
+                    int64_t byte = 2 * PANEL + pair * ROW_BYTES + (first + i) % PARTS * 4 * LANES;
+                    U32 weights = vector<U32>(own(i) + byte);
+                    lower[i] = weights & 0x0F0F0F0Fu, upper[i] = weights >> 4 & 0x0F0F0F0Fu;
+                }
+                UNROLLED for (int row = 0; row < ROWS; row++) {
                     const char* inputs = x + row * stride + at * BLOCK + pair * 8;
-                    totals[row] = add(add(totals[row], lower, word(inputs)), upper, word(inputs + 4));
+                    int32_t even = word(inputs), odd = word(inputs + 4);
+                    UNROLLED for (int i = 0; i < BESIDE; i++)
+                        totals[row][i] = add(add(totals[row][i], lower[i], even), upper[i], odd);
                 }
             }
-            F32 scale = load(reinterpret_cast<const Bf16*>(panel) + part * LANES);
-            for (int row = 0; row < ROWS; row++)
-                sums[row][i] = add_block(sums[row][i], whole(totals[row], excess(row)), scale);
+            UNROLLED for (int i = 0; i < BESIDE; i++) {
+                F32 scale = load(reinterpret_cast<const Bf16*>(own(i)) + (first + i) % PARTS * LANES);
+                UNROLLED for (int row = 0; row < ROWS; row++) {
+                    F32& sum = sums[row][first + i];
+                    sum = add_block(sum, whole(totals[row][i], excess(row)), scale);
+                }
+            }
         }
     }
     for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < WIDTH * PARTS; i++) out[row * out_stride + i] = sums[row][i];
+        for (int i = 0; i < VECTORS; i++) out[row * out_stride + i] = sums[row][i];
 }
 
-template <int ROWS>
-inline void multiply_rows(const char* x, int64_t stride, int rows, const char* panel, int64_t bytes, F32* out,
+// `rows` rows, TALL or one less at a time: few sums at a time would wait for one another.
+template <int TALL, int WIDTH>
+inline void multiply_rows(const char* x, int64_t stride, int rows, const char* panels, int64_t bytes, F32* out,
                           int64_t out_stride) {
-    for (; rows >= ROWS; rows -= ROWS, x += ROWS * stride, out += ROWS * out_stride)
-        block<ROWS, 1>(x, stride, panel, bytes, out, out_stride);
-    if constexpr (ROWS > 1)
-        if (rows) multiply_rows<ROWS - 1>(x, stride, rows, panel, bytes, out, out_stride);
+    int count = (rows + TALL - 1) / TALL, tall = rows - count * (TALL - 1);
+    if constexpr (TALL > 1)
+        if (tall <= 0) return multiply_rows<TALL - 1, WIDTH>(x, stride, rows, panels, bytes, out, out_stride);
+    for (int i = 0; i < tall; i++, x += TALL * stride, out += TALL * out_stride)
+        block<TALL, WIDTH>(x, stride, panels, bytes, out, out_stride);
+    if constexpr (TALL > 1)
+        for (int i = tall; i < count; i++, x += (TALL - 1) * stride, out += (TALL - 1) * out_stride)
+            block<TALL - 1, WIDTH>(x, stride, panels, bytes, out, out_stride);
 }
 
 // out [rows][width * PARTS] = x [rows] @ panels [width].
 inline void multiply(const char* x, int64_t stride, int rows, const char* panels, int64_t bytes, int width, F32* out,
                      int64_t out_stride) {
     if (rows == 1 && width == 4) return block<1, 4>(x, stride, panels, bytes, out, out_stride);
-    for (int panel = 0; panel < width; panel++)
-        multiply_rows<MANY_ROWS>(x, stride, rows, panels + panel * bytes, bytes, out + panel * PARTS, out_stride);
+    constexpr int BESIDE = PARTS == 1 ? TOGETHER : 1;
+    for (; width >= BESIDE; width -= BESIDE, panels += BESIDE * bytes, out += BESIDE * PARTS)
+        multiply_rows<MANY_ROWS, BESIDE>(x, stride, rows, panels, bytes, out, out_stride);
+    if (width) multiply_rows<MANY_ROWS, 1>(x, stride, rows, panels, bytes, out, out_stride);
 }
 
 }  // namespace int4

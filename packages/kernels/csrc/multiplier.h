@@ -5,6 +5,7 @@
 
 #include "block_tiles.h"
 #include "blocks.h"
+#include "buffer.h"
 #include "int4.h"
 #include "linear.h"
 #include "product.h"
@@ -61,8 +62,15 @@ template <class Format>
 class BlockMultiplier {
   public:
     BlockMultiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last)
-        : linear_(linear), x_(x), rows_(last - first), tiled_(linear),
-          layout_(IS_INT4<Format> ? Coding{4, 32, SINGLES, 0} : linear.coding, linear.k), inputs_(linear.k) {}
+        : linear_(linear), x_(x), first_(first), rows_(last - first), tiled_(linear),
+          layout_(IS_INT4<Format> ? Coding{4, 32, SINGLES, 0} : linear.coding, linear.k) {
+        if constexpr (std::is_same_v<Format, Blocks>) {
+            static thread_local Buffer memory;
+            int64_t count = layout_.chunks * (blocks::CHUNK / layout_.coding.block) * rows_;
+            heads_ = reinterpret_cast<blocks::Head*>(memory.bytes(count * int64_t(sizeof(blocks::Head))));
+            blocks::write_heads(layout_, x.rows + first * x.stride, x.stride, rows_, heads_);
+        }
+    }
 
     int width() const { return on_tiles(rows_) || rows_ > WIDE_ROWS ? 2 : 4; }
 
@@ -78,17 +86,18 @@ class BlockMultiplier {
         else if constexpr (IS_INT4<Format>)
             int4::multiply(inputs, x_.stride, rows, panels_, int4::panel_bytes(linear_.k), width_, sums, 4 * PARTS);
         else
-            blocks::multiply<std::is_same_v<Format, Blocks>>({layout_, inputs_, inputs, x_.stride, panels_}, rows,
-                                                             width_, sums, 4 * PARTS);
+            blocks::multiply<std::is_same_v<Format, Blocks>>(
+                {layout_, inputs, x_.stride, panels_, heads_ + (m - first_), rows_, m == first_}, rows, width_, sums,
+                4 * PARTS);
     }
 
   private:
     const Linear& linear_;
     const Operand& x_;
-    int64_t rows_;
+    int64_t first_, rows_;
     block_tiles::TiledPanels tiled_;
     blocks::Layout layout_;
-    blocks::InputLayout inputs_;
+    blocks::Head* heads_ = nullptr;
     const char* panels_ = nullptr;
     int width_ = 0;
     amx::Tiles tiles_;

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-_SPACE = "\u0120"
-"""A leading space in byte-level vocabularies."""
+_SPACES = ("\u0120", "\u2581")
+"""A leading space in byte-level and in SentencePiece's vocabularies."""
 _COMMON = (
     "time year people way day man thing woman life child world school state family student group country problem "
     "hand part place case week company system program question work government number night point home water room "
@@ -77,7 +77,7 @@ def single_token_words(tokenizer: Path | None) -> Sequence[str]:
     if not path.is_file():
         raise ValueError(f"{path} is not there")
     vocabulary = Tokenizer.from_file(str(path)).get_vocab()
-    words = (token[1:] for token in vocabulary if token.startswith(_SPACE))
+    words = (token[1:] for token in vocabulary if token.startswith(_SPACES))
     found = sorted(word for word in words if word.isascii() and word.isalpha() and len(word) > 2)
     if len(found) < 100:
         raise ValueError(f"{path} has too few whole words to make prompts of")
