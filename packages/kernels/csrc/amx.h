@@ -119,7 +119,9 @@ inline void multiply(Tiles& tiles, const char* x, int64_t stride, int rows, cons
 
 constexpr bool HERE = false;
 
-struct Tiles {};
+struct Tiles {
+    void configure(int) {}
+};
 
 template <class Format>
 inline void multiply(Tiles&, const char*, int64_t, int, const char*, int64_t, int, char*, int64_t) {}

@@ -10,7 +10,7 @@
 //     sums += p @ values
 //
 // Repacking values pays off if many queries share them. For few, as in a decode, values are read in place, in the same
-// order of additions. tile_attention.h computes bfloat16 on AMX tiles.
+// order of additions. tile_attention.h computes bfloat16 on AMX tiles and with AVX-512 BF16.
 //
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
 // order. Spans are independent, so one long row can use every core. A token's result is bitwise equal in every batch,
@@ -174,7 +174,7 @@ class PanelAttention : AttentionItems {
             soon.prefetch(k, key, 0, n);
             if (v != k) soon.prefetch(v, key, 0, value);
         }
-        repack_keys<Format>(k, offsets, n, place.keys);
+        repack_keys<Format>(k, offsets, n, place.keys, [](int64_t) {});
         multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(n), count, place.keys,
                          key_bytes, round_up(offsets.last, PANEL), place.scores, BLOCK);
         for (int64_t i = 0; i < count; i++)
@@ -277,7 +277,7 @@ class PanelAttention : AttentionItems {
 }  // namespace
 
 void attend(const AttentionOperands& operands) {
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
     if (operands.cache.format == BFLOAT16 && operands.cache.k != operands.cache.v)
         return tile_attention::TileAttention(operands).run();
 #endif

@@ -54,6 +54,16 @@ inline void rejoin(F32 (&halves)[HALVES]) {
     }
 }
 
+// What `rejoin` took together.
+inline void separate(F32 (&halves)[2]) {
+    F32 even, odd;
+    for (int i = 0; i < LANES; i++) {
+        even[i] = halves[2 * i / LANES][2 * i % LANES];
+        odd[i] = halves[2 * i / LANES][2 * i % LANES + 1];
+    }
+    halves[0] = even, halves[1] = odd;
+}
+
 // Adds to sums [COUNT][width] the values of a block, weighed by weights [COUNT][64]. WHOLE: n is a multiple of
 // `elements_at_once`. Meanwhile keys and values of `soon`, the block that will be read next, are called for, a part in
 // every pass: all at once they would wait for one another.

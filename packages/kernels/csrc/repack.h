@@ -39,14 +39,17 @@ void lay_out_columns(const T* cache, const BlockOffsets& offsets, int64_t n, int
     turn<Format, WHOLE>(keys, n, out + column / PANEL * panel_rows<Format>(n) * ROW_BYTES + column % PANEL * 4);
 }
 
-// The keys of a block as panels with a key in each column. Columns of keys that no query sees hold anything. By itself,
-// since it needs all registers.
-template <class Format, class T = typename Format::Element>
-__attribute__((noinline)) void repack_keys(const T* cache, const BlockOffsets& offsets, int64_t n, char* out) {
+// The keys of a block as panels with a key in each column. Columns of keys that no query sees hold anything. Calls
+// before(column) before each LANES columns. By itself, since it needs all registers.
+template <class Format, class Before, class T = typename Format::Element>
+__attribute__((noinline)) void repack_keys(const T* cache, const BlockOffsets& offsets, int64_t n, char* out,
+                                           Before before) {
     bool whole = n % (TILE_ROWS * Format::GROUP) == 0;
-    for (int64_t column = offsets.first / LANES * LANES; column < offsets.last; column += LANES)
+    for (int64_t column = offsets.first / LANES * LANES; column < offsets.last; column += LANES) {
+        before(column);
         whole ? lay_out_columns<Format, true>(cache, offsets, n, column, out)
               : lay_out_columns<Format, false>(cache, offsets, n, column, out);
+    }
 }
 
 // LANES words of the values of GROUP keys, those of one element of head_dim side by side: element d of all, d + 1 ...

@@ -1,4 +1,4 @@
-// Attention on AMX tiles, over bfloat16 keys and values (algorithm: attention.cpp).
+// Attention over bfloat16 keys and values, on AMX tiles or with AVX-512's dot products (algorithm: attention.cpp).
 //
 // Scores are computed transposed, keys by queries: softmax works on 16 queries at a time, and its weights are at once
 // the second operand of
@@ -6,16 +6,17 @@
 //     sums [head_dim][16 queries] = values^T [head_dim][256 keys] @ weights [256 keys][16 queries]
 //
 // Keys and values of a span are laid out as tiles once for all queries of an item. For few queries, as in a decode,
-// both are read in place, values by fused multiply-adds in the order of a tile product: results are bitwise equal.
+// both are read in place, values in the order of additions of a tile product: results are bitwise equal.
 #pragma once
 
 #include "attention_items.h"
 #include "buffer.h"
 #include "in_place.h"
+#include "product.h"
 #include "repack.h"
 #include "tile_softmax.h"
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 
 namespace tile_attention {
 
@@ -25,8 +26,10 @@ constexpr int64_t QUERIES = 256;  // of an item, unless one token has more to a 
 constexpr int64_t TILE = TILE_ROWS * ROW_BYTES;
 constexpr int64_t BLOCKS = SPAN / BLOCK;
 constexpr int64_t STEPS = SPAN / STEP;
+// Queries whose values are summed up at once, and those with two words of a value at once; as registers have room.
+constexpr int AT_ONCE = amx::HERE ? 4 : 8, AT_ONCE_WIDE = amx::HERE ? 3 : 7;
 
-// Makes the processor treat subnormal numbers as zero, as tiles do.
+// Makes the processor treat subnormal numbers as zero, as products of bfloat16 do.
 class SubnormalsAreZero {
   public:
     SubnormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
@@ -41,6 +44,8 @@ struct TileRow {
     const char* at;
     int64_t stride, step;
 };
+
+#if defined(__AMX_BF16__)
 
 // out [ROWS][COLUMNS] tiles = a [ROWS] @ b [COLUMNS], over `steps` tiles.
 template <int ROWS, int COLUMNS>
@@ -72,6 +77,36 @@ inline void multiply(const TileRow (&a)[ROWS], const char* const (&b)[COLUMNS], 
     if constexpr (ROWS == 2 && COLUMNS == 2) _tile_stored(3, out[ROWS - 1][COLUMNS - 1], ROW_BYTES);
 }
 
+#else
+
+// The same without tiles, for as many rows at a time as registers have room for.
+template <int ROWS, int COLUMNS>
+inline void multiply(const TileRow (&a)[ROWS], const char* const (&b)[COLUMNS], int64_t steps,
+                     float* const (&out)[ROWS][COLUMNS]) {
+    constexpr int TOGETHER = COLUMNS == 2 ? 8 : 16;
+    for (int row = 0; row < ROWS; row++)
+        for (int first = 0; first < TILE_ROWS; first += TOGETHER) {
+            F32 sums[TOGETHER][COLUMNS] = {};
+            for (int64_t step = 0; step < steps; step++) {
+                const char* x = a[row].at + step * a[row].step + first * a[row].stride;
+                for (int pair = 0; pair < STEP / 2; pair++) {
+                    __m512i columns[COLUMNS];
+                    UNROLLED for (int i = 0; i < COLUMNS; i++)
+                        columns[i] = Bfloats::read(b[i] + step * TILE + pair * ROW_BYTES, 0);
+                    UNROLLED for (int i = 0; i < TOGETHER; i++) {
+                        const auto* inputs = reinterpret_cast<const Bf16*>(x + i * a[row].stride) + 2 * pair;
+                        UNROLLED for (int j = 0; j < COLUMNS; j++)
+                            sums[i][j] = Bfloats::dot(sums[i][j], inputs, columns[j], 0);
+                    }
+                }
+            }
+            for (int i = 0; i < TOGETHER; i++)
+                for (int j = 0; j < COLUMNS; j++) store(out[row][j] + (first + i) * PANEL, sums[i][j]);
+        }
+}
+
+#endif
+
 // A span of the cache as an item sees it.
 struct SpanOffsets {
     BlockOffsets blocks[BLOCKS];
@@ -86,16 +121,32 @@ struct SpanOffsets {
 
     int64_t operator[](int64_t key) const { return blocks[key / BLOCK].offset[key % BLOCK]; }
 
-    // Prefetches keys [from, to): their elements [begin, end).
-    void prefetch(const Bf16* cache, int64_t from, int64_t to, int64_t begin, int64_t end) const {
+    int64_t first_block() const { return std::min(first, SPAN - BLOCK) / BLOCK * BLOCK; }
+
+    // Prefetches keys [from, to): their elements [begin, end). Inlined, since GCC 12 drops calls of functions that only
+    // prefetch.
+    __attribute__((always_inline)) void prefetch(const Bf16* cache, int64_t from, int64_t to, int64_t begin,
+                                                 int64_t end) const {
         for (int64_t key = from; key < to; key++)
             if ((*this)[key] != HIDDEN) blocks[key / BLOCK].prefetch(cache, key % BLOCK, begin, end);
     }
 };
 
-// The keys of a span as tiles: [key / 16][n / 32][16 keys][32].
-inline void lay_out_keys(const Bf16* k, const SpanOffsets& span, int64_t n, int64_t steps, char* out) {
-    for (int64_t key = span.first; key < span.last; key++) {
+// What is probably read after a block of keys or values: the same keys of a span elsewhere in a cache.
+struct Soon {
+    const SpanOffsets& span;
+    const Bf16* cache;
+    int64_t shift;  // of the keys
+
+    __attribute__((always_inline)) void prefetch(int64_t key, int64_t begin, int64_t end) const {
+        span.prefetch(cache, key + shift, key + shift + 1, begin, end);
+    }
+};
+
+// Keys [from, to) of a span as tiles: [key / 16][n / 32][16 keys][32].
+inline void lay_out_keys(const Bf16* k, const SpanOffsets& span, int64_t from, int64_t to, int64_t n, int64_t steps,
+                         char* out) {
+    for (int64_t key = from; key < to; key++) {
         if (span[key] == HIDDEN) continue;
         const Bf16* row = k + span[key];
         char* to = out + key / TILE_ROWS * steps * TILE + key % TILE_ROWS * ROW_BYTES;
@@ -138,45 +189,95 @@ inline void lay_out_values(const Bf16* v, const SpanOffsets& span, int64_t n, in
     }
 }
 
-// sums [COUNT][width] = weights [COUNT][256] @ the values of a span, read in place. Values of `soon` are prefetched.
-template <int COUNT, bool WHOLE>
-void weigh_values(const float* weights, const Bf16* v, const SpanOffsets& span, const SpanOffsets& soon, int64_t n,
-                  float* sums, int64_t width) {
-    constexpr int WORDS = COUNT > 3 ? 1 : 2;
-    constexpr int64_t ELEMENTS = WORDS * 2 * LANES;
-    for (int64_t d = 0; d < n; d += ELEMENTS) {
-        F32 total[COUNT][WORDS][2] = {};
-        for (int64_t step = span.first; step < span.last; step += STEP) {
-            F32 pairs[2][COUNT][WORDS][2] = {};  // of the even and of the odd keys
-            for (int64_t key = step; key < step + STEP; key += 2)
-                UNROLLED for (int i = 0; i < 2; i++) {
-                    soon.prefetch(v, key + i, key + i + 1, d, std::min(d + ELEMENTS, n));
-                    if (span[key + i] == HIDDEN) continue;
-                    UNROLLED for (int word = 0; word < WORDS; word++) {
-                        U32 values = bit_cast<U32>(load_words<WHOLE>(v + span[key + i], d + word * 2 * LANES, n));
-                        F32 even = bit_cast<F32>(values << 16), odd = bit_cast<F32>(values & 0xFFFF0000u);
-                        UNROLLED for (int query = 0; query < COUNT; query++) {
-                            float weight = weights[query * SPAN + key + i];
-                            F32(&sum)[2] = pairs[i][query][word];
-                            sum[0] = even * weight + sum[0];
-                            sum[1] = odd * weight + sum[1];
-                        }
-                    }
+// Words of a key's value, from element d on; zero where it is hidden.
+template <bool WHOLE>
+inline U32 words_of(const Bf16* v, int64_t offset, int64_t d, int64_t n) {
+    return bit_cast<U32>(offset == HIDDEN ? F32{} : load_words<WHOLE>(v + offset, d, n));
+}
+
+#if defined(__AMX_BF16__)
+
+// Adds a step of keys to sums of the even and the odd elements of words, in the order of a tile product: even and odd
+// keys apart. `weights` are [COUNT][256].
+template <int COUNT, int WORDS, bool WHOLE>
+inline void add_step(const float* weights, const Bf16* v, const SpanOffsets& span, const Soon& soon, int64_t step,
+                     int64_t d, int64_t n, F32 (&total)[COUNT][WORDS][2]) {
+    F32 pairs[2][COUNT][WORDS][2] = {};  // of the even and of the odd keys
+    for (int64_t key = step; key < step + STEP; key += 2)
+        UNROLLED for (int i = 0; i < 2; i++) {
+            soon.prefetch(key + i, d, std::min(d + WORDS * 2 * LANES, n));
+            if (span[key + i] == HIDDEN) continue;
+            UNROLLED for (int word = 0; word < WORDS; word++) {
+                U32 values = words_of<WHOLE>(v, span[key + i], d + word * 2 * LANES, n);
+                F32 even = bit_cast<F32>(values << 16), odd = bit_cast<F32>(values & 0xFFFF0000u);
+                UNROLLED for (int query = 0; query < COUNT; query++) {
+                    float weight = weights[query * SPAN + key + i];
+                    F32(&sum)[2] = pairs[i][query][word];
+                    sum[0] = even * weight + sum[0];
+                    sum[1] = odd * weight + sum[1];
                 }
+            }
+        }
+    for (int query = 0; query < COUNT; query++)
+        for (int word = 0; word < WORDS; word++)
+            for (int half = 0; half < 2; half++) {
+                F32 both = pairs[0][query][word][half] + pairs[1][query][word][half];
+                total[query][word][half] = total[query][word][half] + both;
+            }
+}
+
+#else
+
+// Adds a step of keys to sums of the even and the odd elements of words, pair by pair of keys.
+template <int COUNT, int WORDS, bool WHOLE>
+inline void add_step(const float* weights, const Bf16* v, const SpanOffsets& span, const Soon& soon, int64_t step,
+                     int64_t d, int64_t n, F32 (&total)[COUNT][WORDS][2]) {
+    Bf16 rows[COUNT][STEP];
+    for (int query = 0; query < COUNT; query++)
+        for (int64_t key = 0; key < STEP; key += LANES)
+            store(rows[query] + key, load(weights + query * SPAN + step + key));
+    for (int64_t key = 0; key < STEP; key += 2) {
+        for (int64_t i = step + key; i < step + key + 2; i++) soon.prefetch(i, d, std::min(d + WORDS * 2 * LANES, n));
+        UNROLLED for (int word = 0; word < WORDS; word++) {
+            U32 one = words_of<WHOLE>(v, span[step + key], d + word * 2 * LANES, n);
+            U32 next = words_of<WHOLE>(v, span[step + key + 1], d + word * 2 * LANES, n);
+            __m512i even = (__m512i)((one & 0xFFFFu) | next << 16), odd = (__m512i)(one >> 16 | (next & 0xFFFF0000u));
+            UNROLLED for (int query = 0; query < COUNT; query++) {
+                F32(&sum)[2] = total[query][word];
+                sum[0] = Bfloats::dot(sum[0], rows[query] + key, even, 0);
+                sum[1] = Bfloats::dot(sum[1], rows[query] + key, odd, 0);
+            }
+        }
+    }
+}
+
+#endif
+
+// Adds the values of keys [from, to) of a span to sums [COUNT][width], weighed by weights [COUNT][256], which are
+// bfloat16 numbers in float32. Values are read in place; what is read next is prefetched meanwhile.
+template <int COUNT, bool WHOLE>
+void weigh_values(const float* weights, const Bf16* v, const SpanOffsets& span, int64_t from, int64_t to,
+                  const Soon& soon, int64_t n, float* sums, int64_t width) {
+    constexpr int WORDS = COUNT > AT_ONCE_WIDE ? 1 : 2;
+    for (int64_t d = 0; d < n; d += WORDS * 2 * LANES) {
+        F32 total[COUNT][WORDS][2];
+        auto for_vectors = [&](auto body) {
             for (int query = 0; query < COUNT; query++)
                 for (int word = 0; word < WORDS; word++)
-                    for (int half = 0; half < 2; half++) {
-                        F32 both = pairs[0][query][word][half] + pairs[1][query][word][half];
-                        total[query][word][half] = total[query][word][half] + both;
-                    }
-        }
-        for (int query = 0; query < COUNT; query++)
-            for (int word = 0; word < WORDS; word++) {
-                rejoin(total[query][word]);
-                for (int64_t half = 0; half < 2; half++)
-                    if (int64_t at = d + (word * 2 + half) * LANES; at < width)
-                        store(sums + query * width + at, total[query][word][half]);
-            }
+                    for (int64_t half = 0; half < 2; half++)
+                        if (int64_t at = d + (word * 2 + half) * LANES; at < width)
+                            body(total[query][word][half], sums + query * width + at);
+                        else
+                            total[query][word][half] = F32{};
+        };
+        for_vectors([](F32& vector, const float* sum) { vector = load(sum); });
+        for (auto& query : total)
+            for (auto& word : query) separate(word);
+        for (int64_t step = from; step < to; step += STEP)
+            add_step<COUNT, WORDS, WHOLE>(weights, v, span, soon, step, d, n, total);
+        for (auto& query : total)
+            for (auto& word : query) rejoin(word);
+        for_vectors([](F32 vector, float* sum) { store(sum, vector); });
     }
 }
 
@@ -227,7 +328,7 @@ class TileAttention : AttentionItems {
         char* queries;        // panels
         char *keys, *values;  // tiles
         float* scores;        // [2][256][16]
-        char* weights;        // two panels, or [few][256] floats
+        char* weights;        // two panels, or [heads][few][256] floats
         float *total, *part;  // sums
     };
 
@@ -236,14 +337,15 @@ class TileAttention : AttentionItems {
         int64_t panels = item.heads * panels_of(count_of(item)), size = 4 * panels * Sums::size(width_);
         int64_t query_bytes = panels * steps_ * TILE, key_bytes = SPAN / TILE_ROWS * steps_ * TILE;
         int64_t value_bytes = width_ / PANEL * STEPS * TILE, score_bytes = 2 * SPAN * ROW_BYTES;
-        char* memory = buffer.bytes(query_bytes + key_bytes + value_bytes + 2 * score_bytes + 2 * size);
+        int64_t weight_bytes = is_few(item) ? round_up(count_of(item), 4) * item.heads * SPAN * 4 : score_bytes / 2;
+        char* memory = buffer.bytes(query_bytes + key_bytes + value_bytes + score_bytes + weight_bytes + 2 * size);
         auto take = [&](int64_t bytes) { return (memory += bytes) - bytes; };
         Workplace place;
         place.queries = take(query_bytes);
         place.keys = take(key_bytes);
         place.values = take(value_bytes);
         place.scores = reinterpret_cast<float*>(take(score_bytes));
-        place.weights = take(score_bytes);
+        place.weights = take(weight_bytes);
         place.total = reinterpret_cast<float*>(take(size));
         place.part = reinterpret_cast<float*>(take(size));
         return place;
@@ -264,19 +366,33 @@ class TileAttention : AttentionItems {
             sums_of(place.total, i).clear(width_);
         }
         for (int64_t span = item.first_span; span < item.last_span; span++)
-            for (int32_t head = 0; head < item.heads; head++) add_span(index, head, span * SPAN, place);
+            is_few(item) ? add_few(index, span * SPAN, place) : add_span(index, span * SPAN, place);
         if (item.kept < 0) write(item, place.total);
     }
 
-    // Adds the span of keys at `begin` to the sums of one kv head, or leaves it in `place.part`.
-    void add_span(size_t index, int32_t head, int64_t begin, const Workplace& place) const {
-        const Item& item = items_[index];
-        SpanOffsets span, soon;
+    // The span of keys at `begin`, as the first kv head of an item sees it.
+    SpanOffsets span_of(const Item& item, int64_t begin) const {
+        SpanOffsets span;
         for (int64_t block = 0; block < BLOCKS; block++)
-            span.add(block, offsets_of(item, head, begin + block * BLOCK));
-        add_next(index, head, begin, soon);
-        if (is_few(item)) return add_few(item, head, begin, span, soon, place);
-        lay_out_keys(k_, span, cache_.head_dim, steps_, place.keys);
+            span.add(block, offsets_of(item, 0, begin + block * BLOCK));
+        return span;
+    }
+
+    // The span that this thread probably reads after the one at `begin`: the next keys, or the next item's first.
+    SpanOffsets span_after(size_t index, int64_t begin) const {
+        const Item& item = items_[index];
+        if (begin + SPAN < item.last_span * SPAN) return span_of(item, begin + SPAN);
+        if (const Item* next = next_of(index)) return span_of(*next, next->first_span * SPAN);
+        SpanOffsets none;
+        for (BlockOffsets& block : none.blocks) block = BlockOffsets::none();
+        return none;
+    }
+
+    // Adds the span of keys at `begin` to the sums of an item's only kv head, or leaves it in `place.part`.
+    void add_span(size_t index, int64_t begin, const Workplace& place) const {
+        const Item& item = items_[index];
+        const SpanOffsets span = span_of(item, begin), soon = span_after(index, begin);
+        lay_out_keys(k_, span, span.first, span.last, cache_.head_dim, steps_, place.keys);
         lay_out_values(v_, span, cache_.value_dim, width_, place.values);
         int64_t panels = panels_of(count_of(item));
         for (int64_t panel = 0; panel < panels; panel += 2) {
@@ -285,19 +401,6 @@ class TileAttention : AttentionItems {
             soon.prefetch(v_, from, to, 0, cache_.value_dim);
             panel + 1 < panels ? add_panels<2>(item, panel, begin, place) : add_panels<1>(item, panel, begin, place);
         }
-    }
-
-    // The span that this thread probably reads next: of the next kv head, the next keys, or the next item.
-    void add_next(size_t index, int32_t head, int64_t begin, SpanOffsets& soon) const {
-        const Item& item = items_[index];
-        const Item* next = &item;
-        if (++head == item.heads) head = 0, begin += SPAN;
-        if (begin >= item.last_span * SPAN) {
-            next = next_of(index);
-            begin = next ? next->first_span * SPAN : 0;
-        }
-        for (int64_t block = 0; block < BLOCKS; block++)
-            soon.add(block, next ? offsets_of(*next, head, begin + block * BLOCK) : BlockOffsets::none());
     }
 
     // Adds a span to one or two panels of queries.
@@ -380,61 +483,124 @@ class TileAttention : AttentionItems {
         return mask;
     }
 
-    // Adds a span to the sums of few queries.
-    void add_few(const Item& item, int32_t head, int64_t begin, const SpanOffsets& span, const SpanOffsets& soon,
-                 const Workplace& place) const {
-        int64_t count = count_of(item);
-        if (!keys_in_place_) lay_out_keys(k_, span, cache_.head_dim, steps_, place.keys);
-        const char* queries[1] = {place.queries + head * steps_ * TILE};
-        for (int64_t key = span.first; key < span.last; key += STEP) {
-            soon.prefetch(k_, key, key + STEP, 0, cache_.head_dim);
-            TileRow upper = keys_at(span, key, place), lower = keys_at(span, key + TILE_ROWS, place);
-            TileRow rows[2] = {upper.at ? upper : lower, lower.at ? lower : upper};
-            float* out[2][1] = {{place.scores + key * PANEL}, {place.scores + (key + TILE_ROWS) * PANEL}};
-            multiply(rows, queries, steps_, out);
-        }
-        float* weights = reinterpret_cast<float*>(place.weights);
-        Sums part = sums_of(place.part, head);
+    // Adds a span to the sums of few queries of all kv heads. These take turns at each block of keys and of values, so
+    // that tokens are read from end to end.
+    void add_few(size_t index, int64_t begin, const Workplace& place) const {
+        const Item& item = items_[index];
+        const SpanOffsets span = span_of(item, begin), next = span_after(index, begin);
+        const int64_t count = count_of(item), stride = round_up(count, 4) * SPAN;
+        auto weights_of = [&](int32_t head) { return reinterpret_cast<float*>(place.weights) + head * stride; };
+        // body(from, head, offset, soon) for each block of `cache`, whose following block or `after` comes soon.
+        auto for_blocks = [&](const Bf16* cache, const Soon& after, auto body) {
+            for (int64_t from = span.first_block(); from < span.last; from += BLOCK)
+                for (int32_t head = 0; head < item.heads; head++) {
+                    int64_t offset = head * cache_.head_dim;
+                    if (head + 1 < item.heads)
+                        body(from, head, offset, Soon{span, cache + offset + cache_.head_dim, 0});
+                    else if (from + BLOCK < span.last)
+                        body(from, head, offset, Soon{span, cache, BLOCK});
+                    else
+                        body(from, head, offset, Soon{after.span, after.cache, after.span.first_block() - from});
+                }
+        };
+        for_blocks(k_, {span, v_, 0}, [&](int64_t from, int32_t head, int64_t, const Soon& soon) {
+            score_few(count, head, span, from, soon, place, weights_of(head));
+        });
+        for (int32_t head = 0; head < item.heads; head++)
+            weigh_few(item, begin, span, weights_of(head), sums_of(place.part, head));
+        for_blocks(v_, {next, k_, 0}, [&](int64_t from, int32_t head, int64_t offset, const Soon& soon) {
+            int64_t first = std::max(from, span.first), last = std::min(from + BLOCK, span.last);
+            float* sums = sums_of(place.part, head).values;
+            in_groups<AT_ONCE>(cache_.value_dim % (4 * LANES) == 0, count, [&](auto size, auto whole, int64_t i) {
+                weigh_values<size, whole>(weights_of(head) + i * SPAN, v_ + offset, span, first, last, soon,
+                                          cache_.value_dim, sums + i * width_, width_);
+            });
+        });
+        for (int32_t head = 0; item.kept < 0 && head < item.heads; head++)
+            merge_rows(sums_of(place.total, head), sums_of(place.part, head), count, width_);
+    }
+
+    // Turns the scores [count][256] of a span into weights, and clears the sums of its values.
+    void weigh_few(const Item& item, int64_t begin, const SpanOffsets& span, float* scores, const Sums& part) const {
+        const int64_t count = count_of(item);
         store(part.weights, F32{});
         store(part.most, broadcast(NONE));
-        for (int64_t first = 0; first < count; first += 4)
-            for (int64_t key = span.first; key < span.last; key += PANEL)
-                gather_columns(place.scores + key * PANEL, first, weights + first * SPAN + key, SPAN);
+        std::fill(part.values, part.values + count * width_, 0.0f);
         for (int64_t i = 0; i < count; i++) {
             int64_t token = i / group_, seen = seen_by(item.row, item.first_token + token);
             I32 position = I32{} + int32_t(position_of(item) - begin + token), last = I32{} + int32_t(seen - 1 - begin);
             auto mask = [&](int64_t key) { return mask_of(position, last, key); };
-            weigh_row(weights + i * SPAN, span.first, span.last, mask, part, i);
+            weigh_row(scores + i * SPAN, span.first, span.last, mask, part, i);
         }
-        in_groups<4>(cache_.value_dim % (4 * LANES) == 0, count, [&](auto size, auto whole, int64_t i) {
-            weigh_values<size, whole>(weights + i * SPAN, v_, span, soon, cache_.value_dim, part.values + i * width_,
-                                      width_);
-        });
-        if (item.kept < 0) merge_rows(sums_of(place.total, head), part, count, width_);
+    }
+
+#if defined(__AMX_BF16__)
+
+    // Scores of few queries and the keys of a block, which are read in place where that is possible, into [count][256] of
+    // the span. Keys of `soon` are prefetched.
+    void score_few(int64_t count, int32_t head, const SpanOffsets& span, int64_t from, const Soon& soon,
+                   const Workplace& place, float* out) const {
+        const Bf16* k = k_ + head * cache_.head_dim;
+        const int64_t first = std::max(from, span.first), last = std::min(from + BLOCK, span.last);
+        if (!keys_in_place_) lay_out_keys(k, span, first, last, cache_.head_dim, steps_, place.keys);
+        const char* queries[1] = {place.queries + head * steps_ * TILE};
+        for (int64_t key = first; key < last; key += STEP) {
+            for (int64_t i = key; i < key + STEP; i++) soon.prefetch(i, 0, cache_.head_dim);
+            TileRow upper = keys_at(k, span, key, place), lower = keys_at(k, span, key + TILE_ROWS, place);
+            TileRow rows[2] = {upper.at ? upper : lower, lower.at ? lower : upper};
+            float* scores[2][1] = {{place.scores + key * PANEL}, {place.scores + (key + TILE_ROWS) * PANEL}};
+            multiply(rows, queries, steps_, scores);
+        }
+        for (int64_t query = 0; query < count; query += 4)
+            for (int64_t key = first; key < last; key += PANEL)
+                gather_columns(place.scores + key * PANEL, query, out + query * SPAN + key, SPAN);
     }
 
     // 16 keys as tiles: in place where all are equally far apart, or as they were laid out. Null where none is seen.
-    TileRow keys_at(const SpanOffsets& span, int64_t key, const Workplace& place) const {
+    TileRow keys_at(const Bf16* k, const SpanOffsets& span, int64_t key, const Workplace& place) const {
         if (!keys_in_place_) return {place.keys + key / TILE_ROWS * steps_ * TILE, ROW_BYTES, TILE};
         int64_t token = cache_.kv_heads * cache_.head_dim;
         for (int64_t i = 0; i < TILE_ROWS; i++)
             if (span[key + i] != HIDDEN)
-                return {reinterpret_cast<const char*>(k_ + span[key + i] - i * token), 2 * token, ROW_BYTES};
+                return {reinterpret_cast<const char*>(k + span[key + i] - i * token), 2 * token, ROW_BYTES};
         return {nullptr, 0, 0};
     }
 
-    // 16 queries of one kv head, scaled, as a panel.
+#else
+
+    // Scores of few queries and the keys of a block as panels, into [count][256] of the span. Keys of `soon` are
+    // prefetched.
+    void score_few(int64_t count, int32_t head, const SpanOffsets& span, int64_t from, const Soon& soon,
+                   const Workplace& place, float* out) const {
+        const BlockOffsets& offsets = span.blocks[from / BLOCK];
+        const int64_t bytes = steps_ * TILE;
+        amx::Tiles none;
+        auto prefetch = [&](int64_t column) __attribute__((always_inline)) {
+            for (int64_t key = column; key < column + LANES; key++) soon.prefetch(from + key, 0, cache_.head_dim);
+        };
+        repack_keys<Bfloats>(k_ + head * cache_.head_dim, offsets, cache_.head_dim, place.keys, prefetch);
+        product::multiply<Bfloats>(none, false, place.queries + head * bytes, steps_ * ROW_BYTES, int(count), place.keys,
+                                   bytes, int(round_up(offsets.last, PANEL) / PANEL),
+                                   reinterpret_cast<F32*>(out + from), SPAN / LANES);
+    }
+
+#endif
+
+    // 16 queries of one kv head, scaled, as a panel; few without tiles as rows.
     void read_queries(const Item& item, int64_t panel, char* out) const {
         static thread_local Buffer buffer;
-        Bf16* rows = reinterpret_cast<Bf16*>(buffer.bytes(2 * PANEL * cache_.head_dim));
+        const bool as_rows = !amx::HERE && is_few(item);
+        const int64_t stride = as_rows ? steps_ * STEP : cache_.head_dim;
+        Bf16* rows = reinterpret_cast<Bf16*>(as_rows ? out : buffer.bytes(2 * PANEL * stride));
         const Bf16* queries[PANEL] = {};
         for (int64_t i = 0; i < PANEL && panel * PANEL + i < count_of(item); i++) {
             const float* from = query_of(item, panel * PANEL + i);
-            Bf16* row = rows + i * cache_.head_dim;
+            Bf16* row = rows + i * stride;
             over(cache_.head_dim, [&](int64_t d, auto get, auto put) { put(row + d, get(from + d) * scoring_.scale); });
+            std::memset(static_cast<void*>(row + cache_.head_dim), 0, size_t(stride - cache_.head_dim) * sizeof(Bf16));
             queries[i] = row;
         }
-        turn<Bfloats, false>(queries, cache_.head_dim, out);
+        if (!as_rows) turn<Bfloats, false>(queries, cache_.head_dim, out);
     }
 
     void merge_spans(const Item& item, float* kept) const {

@@ -6,7 +6,7 @@
 #include "format.h"
 #include "paged_block.h"
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 
 namespace tile_softmax {
 
@@ -42,7 +42,7 @@ inline F32 exp2(F32 x) {
     p = p * f + 0.2402409861f;
     p = p * f + 0.6931241934f;
     p = p * f + 1.0f;
-    return (F32)_mm512_scalef_ps((__m512)p, (__m512)n);
+    return (F32)_mm512_maskz_scalef_ps(__mmask16(-1), (__m512)p, (__m512)n);  // GCC 12 warns where there is no mask
 }
 
 // e to the difference of two largest scores.
