@@ -41,7 +41,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a workload."""
+    """Request of a workload."""
 
     prompt: str
     output_tokens: int
