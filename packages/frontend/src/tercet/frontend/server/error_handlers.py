@@ -14,9 +14,12 @@ from tercet.frontend.errors import (
     MethodNotAllowedError,
     NotFoundError,
     PayloadTooLargeError,
+    RateLimitError,
     ServerError,
 )
+from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.error_format import error_response
+from tercet.frontend.http.refusal_pace import RefusalPace
 from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.sse import ClientDisconnectedError
 
@@ -33,6 +36,10 @@ def add_error_handlers(app: FastAPI) -> None:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    if isinstance(error, RateLimitError):
+        pace = request.app.state.refusal_pace
+        assert isinstance(pace, RefusalPace)
+        await pace.wait(caller_of(request).owner)
     return error_response(error, request.scope)
 
 
