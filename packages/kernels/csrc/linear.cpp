@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "lora.h"
 #include "multiplier.h"
@@ -81,8 +82,8 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
 // Rows [first, last) of the input times panels [panel, end). ADAPTED: adapters add to some of them.
 template <class Format, bool ADAPTED>
 void multiply_rows(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
-                   const Output& output) {
-    Multiplier<Format> multiplier(linear, x, first, last);
+                   const Output& output, uint64_t call) {
+    Multiplier<Format> multiplier(linear, x, first, last, call);
     typename Format::Sums sums[ROWS][4 * PARTS];
     Added* added = ADAPTED ? &Added::here() : nullptr;
     int64_t bytes = panel_bytes_of<Format>(linear);
@@ -105,9 +106,15 @@ void multiply_rows(const Linear& linear, const Operand& x, int64_t first, int64_
 
 template <class Format>
 void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
-                   const Output& output) {
+                   const Output& output, uint64_t call) {
     auto rows = output.addend ? multiply_rows<Format, true> : multiply_rows<Format, false>;
-    rows(linear, x, first, last, panel, end, output);
+    rows(linear, x, first, last, panel, end, output, call);
+}
+
+// Numbers for products, from 1 on.
+uint64_t next_calls(uint64_t count) {
+    static std::atomic<uint64_t> last{0};
+    return last.fetch_add(count) + 1;
 }
 
 int64_t panel_count(const Linear& linear, const Output& output) {
@@ -132,10 +139,11 @@ int64_t grain_of(const Linear& linear) {
 template <class Format>
 void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Output& output) {
     int64_t panels = panel_count(linear, output), pairs = (panels + 1) / 2, grain = grain_of<Format>(linear);
+    uint64_t call = next_calls(1);
     for_chunks(m, x.stride, [&](int64_t first, int64_t last) {
         pool::run_pieces(pairs, grain, [&](int64_t from, int64_t to) {
             int64_t end = 2 * to < panels ? 2 * to : panels;
-            multiply_part<Format>(linear, x, first, last, 2 * from, end, output);
+            multiply_part<Format>(linear, x, first, last, 2 * from, end, output, call);
         });
     });
 }
@@ -147,6 +155,7 @@ void multiply_several(const Product* products, int64_t count) {
     constexpr int64_t TASKS = 16;  // of each thread
     int64_t all = 0;
     for (int64_t i = 0; i < count; i++) all += (panel_count(*products[i].linear, products[i].output) + 1) / 2;
+    uint64_t call = next_calls(uint64_t(count));
     auto multiply_pairs = [&](int64_t from, int64_t to) {
         for (int64_t i = 0, begin = 0, pairs; begin < to; i++, begin += pairs) {
             const Product& product = products[i];
@@ -155,7 +164,8 @@ void multiply_several(const Product* products, int64_t count) {
             if (begin + pairs <= from) continue;
             int64_t panel = 2 * std::max<int64_t>(from - begin, 0), end = std::min(2 * (to - begin), panels);
             for_chunks(product.m, product.x.stride, [&](int64_t first, int64_t last) {
-                multiply_part<Format>(*product.linear, product.x, first, last, panel, end, product.output);
+                multiply_part<Format>(*product.linear, product.x, first, last, panel, end, product.output,
+                                      call + uint64_t(i));
             });
         }
     };
@@ -197,9 +207,13 @@ void fill_blocks(const float* x, int64_t k, const Operand& operand, int64_t m) {
     for (int64_t chunk = 0; chunk < blocks::chunks(k); chunk++) {
         constexpr int64_t HALF = blocks::CHUNK / 2;
         int8_t* steps = row + chunk * blocks::CHUNK;
+        F32 sums[2] = {};  // whole numbers
         float step = quantize(x + chunk * blocks::CHUNK, std::min(k - chunk * blocks::CHUNK, blocks::CHUNK),
-                              [&](int64_t i, I32 some, int64_t count) { store_bytes(steps + i, some, count); });
-        int32_t halves[2] = {sum_of(steps, HALF), sum_of(steps + HALF, HALF)}, total = halves[0] + halves[1];
+                              [&](int64_t i, I32 some, int64_t count) {
+                                  store_bytes(steps + i, some, count);
+                                  sums[i / HALF] = sums[i / HALF] + as_floats(some);
+                              });
+        int32_t halves[2] = {int32_t(sum(sums[0])), int32_t(sum(sums[1]))}, total = halves[0] + halves[1];
         set(layout.steps + 4 * chunk, step);
         set(layout.totals + 4 * chunk, total);
         set(layout.sums + 4 * chunk, float(total) * step);

@@ -31,8 +31,8 @@ int64_t panel_bytes_of(const Linear& linear) {
 template <class Format>
 class PlainMultiplier {
   public:
-    // For rows [first, last) of the input.
-    PlainMultiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last)
+    // For rows [first, last) of the input. `call` is a number of one product, of all its parts.
+    PlainMultiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last, uint64_t)
         : x_(x), first_(first), rows_(last - first), bytes_(panel_bytes<Format>(linear.k)),
           on_tiles_(amx::HERE && Format::GROUP > 1 && rows_ >= TILED_ROWS) {}
 
@@ -61,15 +61,10 @@ class PlainMultiplier {
 template <class Format>
 class BlockMultiplier {
   public:
-    BlockMultiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last)
+    BlockMultiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last, uint64_t call)
         : linear_(linear), x_(x), first_(first), rows_(last - first), tiled_(linear),
           layout_(IS_INT4<Format> ? Coding{4, 32, SINGLES, 0} : linear.coding, linear.k) {
-        if constexpr (std::is_same_v<Format, Blocks>) {
-            static thread_local Buffer memory;
-            int64_t count = layout_.chunks * (blocks::CHUNK / layout_.coding.block) * rows_;
-            heads_ = reinterpret_cast<blocks::Head*>(memory.bytes(count * int64_t(sizeof(blocks::Head))));
-            blocks::write_heads(layout_, x.rows + first * x.stride, x.stride, rows_, heads_);
-        }
+        if constexpr (std::is_same_v<Format, Blocks>) heads_ = heads_of(call);
     }
 
     int width() const { return on_tiles(rows_) || rows_ > WIDE_ROWS ? 2 : 4; }
@@ -97,10 +92,23 @@ class BlockMultiplier {
     int64_t first_, rows_;
     block_tiles::TiledPanels tiled_;
     blocks::Layout layout_;
-    blocks::Head* heads_ = nullptr;
+    const blocks::Head* heads_ = nullptr;
     const char* panels_ = nullptr;
     int width_ = 0;
     amx::Tiles tiles_;
+
+    // A thread keeps them for further parts of a product.
+    const blocks::Head* heads_of(uint64_t call) const {
+        static thread_local Buffer memory;
+        static thread_local uint64_t kept_call = 0;
+        static thread_local int64_t kept_first = 0;
+        int64_t count = layout_.chunks * (blocks::CHUNK / layout_.coding.block) * rows_;
+        auto* heads = reinterpret_cast<blocks::Head*>(memory.bytes(count * int64_t(sizeof(blocks::Head))));
+        if (kept_call != call || kept_first != first_)
+            blocks::write_heads(layout_, x_.rows + first_ * x_.stride, x_.stride, rows_, heads);
+        kept_call = call, kept_first = first_;
+        return heads;
+    }
 
     static bool on_tiles(int64_t rows) {
         return amx::HERE && !std::is_same_v<Format, BlocksOfFloats> && rows >= block_tiles::TILED_ROWS;
