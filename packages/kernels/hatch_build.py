@@ -25,6 +25,7 @@ _AMX = [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 LEVELS: dict[str, list[str]] = {
     "portable": [],
     "avx2": _AVX2,
+    "avx_vnni": [*_AVX2, "-mavxvnni"],
     "avx512": _AVX512,
     "avx512_bf16": _AVX512_BF16,
     "amx": _AMX,

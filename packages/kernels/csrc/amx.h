@@ -7,7 +7,7 @@ namespace amx {
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 
-// A build with tiles is loaded only where `best_level` has asked the operating system for them.
+// A build with tiles is loaded only where `levels` has asked the operating system for them.
 constexpr bool HERE = true;
 
 // What a thread's tiles are set up for. They are given back at the end of a task, so that other work does not save and

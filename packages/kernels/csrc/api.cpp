@@ -41,7 +41,7 @@ EXPORT int64_t tercet_struct_bytes() noexcept {
                    sizeof(Recurrence) + sizeof(Segment));
 }
 
-EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
+EXPORT int64_t tercet_levels() noexcept { return levels(); }
 EXPORT int64_t tercet_threads() noexcept { return pool::threads(); }
 
 // Message of this thread's last failed call.

@@ -138,16 +138,14 @@ struct Factors {
 template <int BITS>
 struct Dot;
 
-#if defined(__AVX512VNNI__)
+#if defined(TERCET_VNNI)
 template <int BITS>
 struct Dot {
     typedef I32 Total;
     static constexpr int SHIFT = BITS == 8 ? 128 : 0;
     static constexpr bool FROM_START = true;
     static inline U32 prepare(U32 codes) { return BITS == 8 ? codes ^ 0x80808080u : codes; }
-    static inline Total add(Total total, U32 codes, I32 x) {
-        return (I32)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, (__m512i)x);
-    }
+    static inline Total add(Total total, U32 codes, I32 x) { return add_products(total, codes, bit_cast<U32>(x)); }
     static inline I32 whole(Total total) { return total; }
 };
 #elif defined(__AVX2__)

@@ -37,21 +37,27 @@ bool tiles_allowed() {
 
 }  // namespace
 
-Level best_level() {
+int64_t levels() {
     Registers basic = cpuid(1, 0), seven = cpuid(7, 0), one = cpuid(7, 1);
     uint64_t saved = saved_states();
     bool avx2 = bit(basic.c, 12) && bit(seven.b, 5) && (saved & 0x6) == 0x6;  // FMA, AVX2
-    if (!avx2) return PORTABLE;
+    int64_t found = 1 << PORTABLE;
+    auto add = [&](Level level, bool runs) {
+        if (runs) found |= 1 << level;
+        return runs;
+    };
+    if (!add(AVX2, avx2)) return found;
+    add(AVX_VNNI, bit(one.a, 4));
     bool avx512 = bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31)  // F, DQ, BW, VL
                   && bit(seven.c, 11) && (saved & 0xE6) == 0xE6;                                // VNNI
-    if (!avx512) return AVX2;
-    if (!bit(one.a, 5)) return AVX512;
+    if (!add(AVX512, avx512) || !add(AVX512_BF16, bit(one.a, 5))) return found;
     bool amx = bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25) && (saved & 0x60000) == 0x60000;
-    return amx && tiles_allowed() ? AMX : AVX512_BF16;
+    add(AMX, amx && tiles_allowed());
+    return found;
 }
 
 #else
 
-Level best_level() { return PORTABLE; }
+int64_t levels() { return 1 << PORTABLE; }
 
 #endif

@@ -77,14 +77,14 @@ struct Bytes {
     using Element = int8_t;
     using Sums = I32;
     static constexpr int GROUP = 4;
-#if defined(__AVX512VNNI__)
+#if defined(TERCET_VNNI)
     using Input = uint8_t;
-    using Weights = __m512i;
+    using Weights = U32;
     static constexpr int STEPS = 1;
     static constexpr int64_t place(int64_t i) { return i; }
-    static inline Weights read(const char* p, int) { return _mm512_loadu_si512(p); }
+    static inline Weights read(const char* p, int) { return vector<U32>(p); }
     static inline I32 dot(I32 sums, const Input* x, Weights weights, int) {
-        return (I32)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(word(x)), weights);
+        return add_products(sums, broadcast(uint32_t(word(x))), weights);
     }
 #else
     using Input = int16_t;

@@ -32,12 +32,10 @@ inline float value(const char* panel, int64_t output, int64_t i) {
 
 // Adds up 4 products for each output; the inputs are the 4 bytes of `x`. `excess` is counted in from the start or at the
 // end.
-#if defined(__AVX512VNNI__)
+#if defined(TERCET_VNNI)
 typedef I32 Total;
 inline Total begin(int32_t excess) { return I32{} + excess; }
-inline Total add(Total total, U32 weights, int32_t x) {
-    return (I32)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(x));
-}
+inline Total add(Total total, U32 weights, int32_t x) { return add_products(total, weights, broadcast(uint32_t(x))); }
 inline I32 whole(Total total, int32_t) { return total; }
 #elif defined(__AVX2__)
 typedef S16 Total;  // of a whole block: 8 times 2 * 15 * 127 at most

@@ -138,6 +138,19 @@ inline void over(int64_t n, Step step) {
             [rest](auto* p, F32 x) { store_some(p, x, rest); });
 }
 
+// Adds to each lane the products of four bytes without a sign and four with one.
+#if defined(__AVX512VNNI__)
+#define TERCET_VNNI
+inline I32 add_products(I32 sums, U32 unsigned_bytes, U32 signed_bytes) {
+    return (I32)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+}
+#elif defined(__AVXVNNI__)
+#define TERCET_VNNI
+inline I32 add_products(I32 sums, U32 unsigned_bytes, U32 signed_bytes) {
+    return (I32)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
+}
+#endif
+
 // For each lane a0 * b0 + a1 * b1 of the pairs of 16 bits in it.
 inline I32 pair_dot(S16 a, I32 b) {
 #if defined(__AVX2__) && !defined(__AVX512F__)

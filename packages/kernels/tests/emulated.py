@@ -10,7 +10,7 @@ from packages.kernels.hatch_build import LEVELS as FLAGS
 from packages.kernels.hatch_build import build
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native import library
-from tercet.kernels.native.library import LEVELS, Library, best_level
+from tercet.kernels.native.library import Library, usable_levels
 
 SOURCES = Path(__file__).parents[1] / "csrc"
 HEADER = Path(__file__).parent / "native" / "emulated.h"
@@ -25,12 +25,11 @@ def emulated_library(level: str, folder: Path) -> Library:
 
     The first caller of all that share a folder, in whatever process, compiles the level into it.
     """
-    best = best_level()
-    if level not in EMULATED or LEVELS.index(best) < LEVELS.index(BASE):
-        raise UnavailableBackendError(f"{level} is not to be had in {best}")
+    if level not in EMULATED or BASE not in usable_levels():
+        raise UnavailableBackendError(f"{level} is not to be had here")
     build_once(level, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "best_level", lambda _: level)
+        patch.setattr(library, "usable_levels", lambda _: [level])
         return Library(level, folder)
 
 

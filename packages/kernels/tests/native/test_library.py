@@ -11,7 +11,7 @@ import torch
 from tercet.kernels.attention.cpu import rows_of
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native import abi
-from tercet.kernels.native.library import FOLDER, LEVELS, Library, available_cores, best_level, load_library
+from tercet.kernels.native.library import FOLDER, LEVELS, Library, available_cores, load_library, usable_levels
 from tercet.kernels.native.linear import pack_linear
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.tools.check import make_batch
@@ -62,7 +62,7 @@ def test_the_environment_bounds_the_threads_as_those_of_other_libraries(
 @needs_library
 def test_one_level_may_be_missing(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "libtercet_portable.so", tmp_path)
-    if best_level() == "portable":
+    if usable_levels() == ["portable"]:
         pytest.skip("this processor has no other level")
     with pytest.raises(UnavailableBackendError, match=r"libtercet_avx2\.so was not built"):
         Library("avx2", tmp_path)
@@ -83,20 +83,16 @@ def test_a_library_of_other_sources_is_not_called(monkeypatch: pytest.MonkeyPatc
 
 @needs_library
 @pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").is_file(), reason="nothing to compare")
-def test_the_best_level_is_that_of_the_flags_that_linux_names() -> None:
+def test_the_levels_are_those_of_the_flags_that_linux_names() -> None:
     lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
     flags = set(next(line for line in lines if line.startswith("flags")).split(":")[1].split())
     avx512 = {f"avx512{part}" for part in ("f", "dq", "bw", "vl", "_vnni")}
-    needed = {
-        "portable": set(),
-        "avx2": {"avx2", "fma"},
-        "avx512": avx512,
-        "avx512_bf16": {"avx512_bf16"},
-        "amx": {"amx_tile", "amx_bf16", "amx_int8"},
-    }
+    needed: dict[str, set[str]] = {"portable": set(), "avx2": {"avx2", "fma"}}
+    needed |= {"avx_vnni": needed["avx2"] | {"avx_vnni"}, "avx512": needed["avx2"] | avx512}
+    needed["avx512_bf16"] = needed["avx512"] | {"avx512_bf16"}
+    needed["amx"] = needed["avx512_bf16"] | {"amx_tile", "amx_bf16", "amx_int8"}
     assert tuple(needed) == LEVELS
-    runs = [level for i, level in enumerate(LEVELS) if all(needed[below] <= flags for below in LEVELS[: i + 1])]
-    assert best_level() == runs[-1]
+    assert usable_levels() == [level for level, features in needed.items() if features <= flags]
 
 
 @needs_library
@@ -105,8 +101,7 @@ def test_the_best_level_is_loaded_once_and_named(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO):
         assert load_library() is load_library()
     assert [record.message for record in caplog.records] == [f"native kernels for {load_library().level}"]
-    assert load_library().level == best_level()
-    assert best_level() in LEVELS
+    assert load_library().level == usable_levels()[-1]
 
 
 @needs_library

@@ -25,7 +25,7 @@ _WIDTH = 14
 """Columns of a line's name, as `tercet-kernels describe` has them."""
 _GIB = 2**30
 _FLAGS = (
-    *("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
+    *("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve"),
 )
 """Processor features that kernels use, as Linux names them."""

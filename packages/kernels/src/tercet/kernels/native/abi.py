@@ -182,7 +182,7 @@ _SHARED = (
 _I, _P = c_int64, c_void_p
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "struct_bytes": (_I, []),
-    "best_level": (_I, []),
+    "levels": (_I, []),
     "threads": (_I, []),
     "message": (c_char_p, []),
     "set_threads": (None, [_I]),

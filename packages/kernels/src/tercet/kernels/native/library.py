@@ -14,8 +14,8 @@ from tercet.kernels.native.abi import declare
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-"""Instruction sets, each a superset of the previous ones."""
+LEVELS = ("portable", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
+"""Instruction sets, better ones later."""
 
 FOLDER = Path(__file__).parent / "lib"
 
@@ -27,8 +27,8 @@ class Library:
 
     def __init__(self, level: str, folder: Path = FOLDER) -> None:
         """Raise UnavailableBackendError if the build is missing, does not load, or does not run on this processor."""
-        best = best_level(folder)
-        if level not in LEVELS[: LEVELS.index(best) + 1]:
+        *_, best = usable = usable_levels(folder)
+        if level not in usable:
             raise UnavailableBackendError(f"this processor has {best} at best, not {level}")
         self.functions = _open(level, folder)
         self.level = level
@@ -45,9 +45,10 @@ class Library:
         return int(self.functions.threads())
 
 
-def best_level(folder: Path = FOLDER) -> str:
-    """Return the best instruction set of this processor and operating system, built or not."""
-    return LEVELS[int(_open("portable", folder).best_level())]
+def usable_levels(folder: Path = FOLDER) -> list[str]:
+    """Return the instruction sets of this processor and operating system, built or not, the best one last."""
+    levels = int(_open("portable", folder).levels())
+    return [level for number, level in enumerate(LEVELS) if levels >> number & 1]
 
 
 def _open(level: str, folder: Path) -> Any:
@@ -68,8 +69,7 @@ def load_library(level: str | None = None, folder: Path = FOLDER) -> Library:
     """
     if level is not None:
         return Library(level, folder)
-    usable = LEVELS[: LEVELS.index(best_level(folder)) + 1]
-    built = [candidate for candidate in usable if (folder / f"libtercet_{candidate}.so").is_file()]
+    built = [candidate for candidate in usable_levels(folder) if (folder / f"libtercet_{candidate}.so").is_file()]
     logger.info("native kernels for %s", built[-1])
     return Library(built[-1], folder)
 
