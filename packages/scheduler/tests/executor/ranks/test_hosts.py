@@ -8,10 +8,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tercet.protocol.errors import DecodeError
 from tercet.protocol.messages.values import Role
+from tercet.protocol.transport.channel import Connection
 from tercet.protocol.transport.keys import write_keys
 from tercet.protocol.transport.security import Security
 from tercet.scheduler.config import ConfigError, HostOptions, ModelOptions, ProcessOptions
@@ -23,6 +25,7 @@ from tercet.scheduler.executor.ranks.host_messages import (
     Ended,
     Fits,
     Forward,
+    Join,
     Listening,
     Model,
     Unfit,
@@ -80,13 +83,40 @@ def send_many(hosts: Hosts) -> None:
         hosts.send(b"order")
 
 
+def lose_first(kind: type, sender: object, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Lose the first message of a kind that a method sends. Return a list that it is appended to."""
+    lost: list[object] = []
+    send = getattr(sender, name)
+
+    def lossy(*arguments: object) -> object:
+        if isinstance(arguments[-1], kind) and not lost:
+            lost.append(arguments[-1])
+            return False
+        return send(*arguments)
+
+    monkeypatch.setattr(sender, name, lossy)
+    return lost
+
+
+def begins(hosts: Hosts) -> threading.Thread:
+    """Let host 0 begin once all have joined, in a thread: hosts report again until then."""
+
+    def work() -> None:
+        hosts.wait_for_joins()
+        hosts.begin("127.0.0.1:1")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
 def joined(hosts: Hosts, link: HostLink) -> None:
     """Let both go on until the ranks of the other host listen."""
-    assert link.join().fingerprint == "f"
-    link.send(Fits(session=link.session))
-    hosts.wait_for_joins()
-    hosts.begin("127.0.0.1:1")
-    assert link.wait_for_begin() == Begin(session=link.session, store="127.0.0.1:1")
+    model = link.join()
+    assert model.fingerprint == "f"
+    begun = begins(hosts)
+    assert link.wait_for_begin(model) == Begin(session=link.session, store="127.0.0.1:1")
+    begun.join()
     link.send(Listening(session=link.session))
     hosts.wait_for_all()
 
@@ -103,7 +133,7 @@ def test_orders_reach_a_host_that_has_joined(hosts: Hosts, network: HostNetwork,
         assert not lost
         hosts.end()
         with pytest.raises(LostError, match="it has ended"):
-            link.wait_for_begin()
+            until(lambda: not [*link.receive()] and False)
 
 
 def test_a_host_that_closes_its_link_is_lost(hosts: Hosts, network: HostNetwork, lost: list[str]) -> None:
@@ -153,6 +183,72 @@ def test_a_host_that_starts_again_joins_again(
             before.send(Fits(session=before.session))
             joined(hosts, link)
             assert not lost
+
+
+def test_a_host_may_read_its_files_for_long(
+    hosts: Hosts, network: HostNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "SILENCE", 0.3)
+    with closing(HostLink(network, 1)) as link:
+        model = link.join()
+        time.sleep(1.0)
+        assert hosts._hosts[1].session == link.session
+        begun = begins(hosts)
+        assert link.wait_for_begin(model)
+        begun.join()
+
+
+def test_a_host_joins_if_its_report_is_lost(
+    hosts: Hosts, network: HostNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(HostLink(network, 1)) as link:
+        lost = lose_first(Fits, link, "send", monkeypatch)
+        joined(hosts, link)
+    assert len(lost) == 1
+
+
+def test_a_host_joins_if_the_answer_is_lost(
+    hosts: Hosts, network: HostNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = lose_first(Model, hosts, "_send", monkeypatch)
+    with closing(HostLink(network, 1)) as link:
+        joined(hosts, link)
+    assert len(lost) == 1
+
+
+def test_a_host_that_was_silent_joins_in_the_same_session(
+    hosts: Hosts, network: HostNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(HostLink(network, 1)) as link, monkeypatch.context() as patch:
+        patch.setattr(liveness, "SILENCE", 0.6)
+        model = link.join()
+        [*link.receive()]
+        until(lambda: "host 1 is gone before all have joined: it is silent" in caplog.text)
+        patch.undo()
+        begun = begins(hosts)
+        assert link.wait_for_begin(model).session == link.session
+        begun.join()
+
+
+def test_host_0_that_has_changed_its_model_is_another(hosts: Hosts, network: HostNetwork) -> None:
+    """The host does not see the connection break, because it reads its files meanwhile."""
+    with closing(HostLink(network, 1)) as link:
+        model = link.join()
+        hosts.end()
+        other = Hosts(network, msgspec.structs.replace(MODEL, fingerprint="g"), lambda _: None)
+        until(lambda: link._outbox.connection_change() is Connection.UP)
+        with pytest.raises(LostError, match="it has started again with another model"):
+            link.wait_for_begin(model)
+        other.end()
+
+
+def test_a_stranger_does_not_disturb_orders(hosts: Hosts, network: HostNetwork) -> None:
+    with closing(HostLink(network, 1)) as link:
+        joined(hosts, link)
+        link.send(Join(session="other", host=2, address="tcp://127.0.0.1:1", software="any"))
+        until(lambda: 2 in hosts._hosts)
+        hosts.send(b"order")
+        hosts.wait_for_all()
 
 
 def test_another_version_is_refused(

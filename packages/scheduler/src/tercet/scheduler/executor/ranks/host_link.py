@@ -15,6 +15,7 @@ from tercet.protocol.transport.poller import Poller
 from tercet.scheduler.executor.ranks.host_messages import (
     Alive,
     Begin,
+    Fits,
     FromHost0,
     Join,
     Model,
@@ -29,7 +30,7 @@ from tercet.scheduler.executor.ranks.liveness import INTERVAL, SilenceTimer
 logger = logging.getLogger(__name__)
 
 _JOIN_INTERVAL = 1.0
-"""Seconds between two requests to join."""
+"""Seconds between two requests to join, which end with `Begin`: host 0 repeats what was lost."""
 ATTEMPT = 5.0
 """Seconds in which host 0 must answer. A connection that a broken network holds up is then begun anew."""
 
@@ -55,28 +56,40 @@ class HostLink:
         self.wake = self._poller.wake
         self._join = Join(session=self.session, host=host, address=self._inbox.address, software=software())
         self._timer = SilenceTimer(time.monotonic())
-        self._sent = 0.0
-        self._answered = False
+        self._sent = self._asked = 0.0
+        self._answered = self._begun = False
 
     def join(self) -> Model:
         """Ask host 0 to join, and return its model. Raise LostError, or HostsError if it refuses this host."""
-        end, asked = time.monotonic() + ATTEMPT, 0.0
-        while (now := time.monotonic()) < end:
-            if now - asked >= _JOIN_INTERVAL and self.send(self._join):
-                asked = now
-            for message, _ in self.receive():
-                if isinstance(message, Refused):
-                    raise HostsError(f"host 0 refuses this host: {message.reason}")
+        end = time.monotonic() + ATTEMPT
+        while time.monotonic() < end:
+            for message in self._answers():
                 if isinstance(message, Model):
+                    self.send(Alive(session=self.session, loading=True))  # the caller reads files before it goes on
                     return message
         raise LostError("it does not answer")
 
-    def wait_for_begin(self) -> Begin:
-        """Wait until all hosts have joined. Raise LostError."""
+    def wait_for_begin(self, model: Model) -> Begin:
+        """Report that this host has the model, and wait until all hosts have joined.
+
+        Raise LostError, also if host 0 has another model by now, and HostsError if it refuses this host.
+        """
+        self.send(Fits(session=self.session))
         while True:
-            for message, _ in self.receive():
+            for message in self._answers():
                 if isinstance(message, Begin):
+                    self._begun = True
                     return message
+                if isinstance(message, Model):
+                    if message != model:
+                        raise LostError("it has started again with another model")
+                    self.send(Fits(session=self.session))
+
+    def _answers(self) -> Iterator[FromHost0]:
+        for message, _ in self.receive():
+            if isinstance(message, Refused):
+                raise HostsError(f"host 0 refuses this host: {message.reason}")
+            yield message
 
     def receive(self, until: Callable[[], bool] = lambda: False) -> Iterator[tuple[FromHost0, Frame]]:
         """Wait for messages of host 0, at most until the next heartbeat is due, and yield each with its second frame.
@@ -123,3 +136,5 @@ class HostLink:
         if now - self._sent >= INTERVAL:
             self._sent = now
             self.send(Alive(session=self.session, loading=False))
+        if not self._begun and now - self._asked >= _JOIN_INTERVAL and self.send(self._join):
+            self._asked = now

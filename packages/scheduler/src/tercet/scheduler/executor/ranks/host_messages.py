@@ -16,7 +16,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(_Message, frozen=True, kw_only=True, tag="join"):
-    """A request of a host to run its ranks; repeated until host 0 answers."""
+    """A request of a host to run its ranks; repeated until host 0 sends `Begin`, so that no lost answer matters."""
 
     host: int
     address: str

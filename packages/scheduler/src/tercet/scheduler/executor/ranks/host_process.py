@@ -23,7 +23,7 @@ from tercet.scheduler.config import HostOptions, ModelOptions, ProcessOptions
 from tercet.scheduler.device.cpu_threads import allowed_cores, core_share
 from tercet.scheduler.executor.rank_strategy import RankError
 from tercet.scheduler.executor.ranks.host_link import HostLink, LostError
-from tercet.scheduler.executor.ranks.host_messages import Begin, Ended, Fits, Forward, Listening, Model, Unfit
+from tercet.scheduler.executor.ranks.host_messages import Begin, Ended, Forward, Listening, Model, Unfit
 from tercet.scheduler.executor.ranks.host_network import HostNetwork, HostsError, software
 from tercet.scheduler.executor.ranks.shared_options import fingerprint_of, followed, host_options
 from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
@@ -104,9 +104,8 @@ class HostProcess:
         try:
             model = link.join()
             shares = self._fitting(link, model, found)
-            link.send(Fits(session=link.session))
             logger.info("joined host 0, waiting for the other hosts: address=%s", self._network.address)
-            begin = link.wait_for_begin()
+            begin = link.wait_for_begin(model)
             self._run_ranks(link, model, begin, shares)
         finally:
             link.close()

@@ -102,18 +102,18 @@ class Hosts:
 
     def begin(self, store: str) -> None:
         """Let every other host start its ranks, which meet at the store."""
-        for host in self._hosts.values():
+        for host in self._members():
             self._send(host, Begin(session=host.session, store=store))
 
     def wait_for_all(self) -> None:
         """Wait until the ranks of all hosts listen for orders."""
         with self._changed:
-            self._changed.wait_for(lambda: all(host.listens for host in self._hosts.values()))
+            self._changed.wait_for(lambda: all(host.listens for host in self._members()))
             self._loaded = True
 
     def send(self, frame: bytes) -> None:
         """Send an encoded order to all hosts. Raise RankError if one is gone or too far behind."""
-        for host in self._hosts.values():
+        for host in self._members():
             if not host.outbox.send([encode(Forward(session=host.session)), frame]):
                 raise RankError(f"host {host.number} takes no more orders")
 
@@ -122,6 +122,10 @@ class Hosts:
         self._closing = True
         self._poller.wake()
         self._thread.join()
+
+    def _members(self) -> list[_Host]:
+        """Return the hosts that have joined, once all have: others may ask to join, too, until they are refused."""
+        return [self._hosts[number] for number in range(1, self._network.hosts)]
 
     def _missing(self) -> list[int]:
         return [number for number in range(1, self._network.hosts) if not self._fits(number)]
@@ -157,8 +161,9 @@ class Hosts:
                 sent = now
                 for host in list(self._hosts.values()):
                     self._send(host, Alive(session=host.session, loading=not self._loaded))
-            for host in list(self._hosts.values()):
-                self._check(host, now)
+            with self._changed:
+                for host in list(self._hosts.values()):
+                    self._check(host, now)
         for host in self._hosts.values():
             host.outbox.close()
         self._inbox.close()
@@ -182,7 +187,9 @@ class Hosts:
             self._changed.notify()
 
     def _join(self, join: Join, host: _Host | None) -> None:
-        if host is not None:  # it repeats itself until it is answered
+        if host is not None:  # it repeats itself, because an answer may be lost
+            if not host.refusal and not host.fits:
+                self._answer(host)
             return
         if (before := self._hosts.get(join.host)) is not None:
             self._lose(before, "it has started again")
@@ -205,8 +212,9 @@ class Hosts:
             case Alive(loading=loading):
                 host.timer.heard(time.monotonic(), loading=loading)
             case Fits():
+                if not host.fits:
+                    logger.info("host %d has joined", host.number)
                 host.fits = True
-                logger.info("host %d has joined", host.number)
             case Unfit(reason=reason):
                 logger.error("host %d is refused: %s", host.number, reason)
                 self._remove(host)
