@@ -63,6 +63,11 @@ def serve(command: str) -> ServeConfig:
         ("--tp 2 --node-rank 1 --dist-init-addr a:5", "--tp 2 --node-rank 1 --dist-init-addr a:5"),
         ("--pp-size 2", "--pipeline-parallel-size 2"),
         ("--tp 4 --ep-size 2", "--tensor-parallel-size 4 --expert-parallel-size 2"),
+        ("--init-expert-location trivial --ep-num-redundant-experts 0", "--scheduler.ep-num-redundant-experts 0"),
+        (
+            "--init-expert-location /l.json --ep-num-redundant-experts 2",
+            "--scheduler.init-expert-location /l.json --scheduler.ep-num-redundant-experts 2",
+        ),
         ("--nccl-init-addr a:5 --nnodes 2", "--dist-init-addr a:5 --nnodes 2"),
     ],
 )  # fmt: skip
@@ -101,6 +106,7 @@ def test_an_option_without_effect_leaves_a_note(name: str) -> None:
         ("--tokenizer-path other --model-path m", "--tokenizer-path is an option .*model's directory"),
         ("--disaggregation-mode=prefill", "--disaggregation-mode"),
         ("--quantization awq", "--quantization awq: leave it out"),
+        ("--init-expert-location loads.pt", r"--init-expert-location loads\.pt: give a \.json file"),
         ("--tp", "--tp needs a value"),
         ("--disable-radix-cache=true", "--disable-radix-cache takes no value"),
         ("--port 99999", "--port must be 0 to 65535"),

@@ -80,6 +80,18 @@ def _template(value: str) -> str:
     )
 
 
+def _expert_location(value: str) -> str | None:
+    """Return the file of expert loads; None for experts in equal runs, SGLang's default."""
+    if value == "trivial":
+        return None
+    if value.endswith(".json"):
+        return value
+    raise ConfigError(
+        f"--init-expert-location {value}: give a .json file with the `logical_count` of each layer and expert; "
+        "--scheduler.expert-load-file writes one"
+    )
+
+
 _DTYPES = {"half": "float16", "float": "float32"}
 _KV_DTYPES = {"bf16": "bfloat16"}
 _ROUTING = {
@@ -118,6 +130,13 @@ ALIASES = (
     Alias("--enable-priority-scheduling", "--schedule-policy=priority"),
     Alias("--disable-overlap-schedule", "--scheduler.overlap=0"),
     Alias("--device", "--scheduler.device"),
+    Alias(
+        "--init-expert-location",
+        "--scheduler.init-expert-location",
+        _expert_location,
+        "`trivial`, or a .json file with `logical_count`",
+    ),
+    Alias("--ep-num-redundant-experts", "--scheduler.ep-num-redundant-experts"),
     Alias("--grammar-backend", "--scheduler.grammar-backend"),
     Alias("--attention-backend", "--attention-backend", _renamed(_ATTENTION), _listed(_ATTENTION)),
     Alias("--load-balance-method", "--frontend.routing-policy", _renamed(_ROUTING), _listed(_ROUTING)),
@@ -168,6 +187,7 @@ INSTEAD: Mapping[str, str] = {
     "--enable-trace": "use --otlp-endpoint with the URL of a collector",
     "--otlp-traces-endpoint": "use --otlp-endpoint with the URL of a collector that takes OTLP by HTTP",
     "--crash-dump-folder": "dumps are in --scheduler.state-dir, as docs/guides/troubleshooting.md says",
+    "--expert-distribution-recorder-mode": "use --scheduler.expert-load-file, which is written each minute",
     "--fastapi-root-path": "let the proxy remove the prefix",
     "--log-level-http": "use --frontend.access-log true for a line per request",
     "--uvicorn-access-log-exclude-prefixes": "use --frontend.access-log true for a line per request",
