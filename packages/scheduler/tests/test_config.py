@@ -46,7 +46,6 @@ def test_a_pipeline_has_a_step_for_each_stage_and_no_draft_tokens() -> None:
     [
         (ScheduleOptions(speculative_tokens=4), "--speculative-tokens"),
         (ScheduleOptions(overlap=0), "--overlap"),
-        (ScheduleOptions(max_loras=1), "--max-loras"),
     ],
 )
 def test_options_that_do_not_work_with_stages_are_refused(schedule: ScheduleOptions, flag: str) -> None:

@@ -69,7 +69,7 @@ class Server(Driver):
         *,
         backend: str,
         overlap: int = 0,
-        size: int = 1,
+        split: Split = Split(),
         loras: int = 2,
         draft_rows: int = 0,
         **more: Any,
@@ -83,14 +83,15 @@ class Server(Driver):
             slots=4,
             kv_cache_bytes=200 * page,
             attention_backend=backend,
-            overlap=overlap > 0,
+            overlap=overlap > 0 or split.stages > 1,
             max_loras=loras,
             max_lora_rank=8,
             draft_rows=draft_rows,
             **more,
         )
-        self.worker = TpModelWorker(options) if size == 1 else Ranks(options, Split(size))
-        config = CoreConfig(token_budget=23, draft_rows=draft_rows)
+        self.worker = TpModelWorker(options) if split.ranks == 1 else Ranks(options, split)
+        config = CoreConfig(token_budget=23, draft_rows=draft_rows, stages=split.stages)
+        overlap = split.stages if split.stages > 1 else overlap
         super().__init__(self.worker.capacity, config, overlap=overlap, executor=self.worker)
 
     def ask(self, rid: str, prompt: str, path: Path | None, **more: Any) -> None:
@@ -143,7 +144,7 @@ def test_tokens_with_adapters_are_guessed(
     """In one process, and in two that share the model: each assumes what it is told to."""
     if backend == "cpu" and missing_library():
         pytest.skip(missing_library())
-    server = Server(base, backend=backend, size=size, draft_rows=12)
+    server = Server(base, backend=backend, split=Split(size), draft_rows=12)
     asked = [("first", "short"), ("plain", "short"), ("second", "branch")]
     for name, prompt in asked:
         told = [token if place % 6 else 3 for place, token in enumerate(expected(name, prompt), start=1)]
@@ -198,14 +199,16 @@ def test_prefixes_are_found_again_with_the_same_adapter_alone(
     server.close()
 
 
-def test_two_processes_share_a_model_with_adapters(
-    base: Path, adapters: dict[str, Path], expected: Callable[[str, str], list[int]]
+@pytest.mark.parametrize("split", [Split(2), Split(1, 2), pytest.param(Split(2, 2), marks=pytest.mark.slow)], ids=str)
+def test_processes_share_a_model_with_adapters(
+    split: Split, base: Path, adapters: dict[str, Path], expected: Callable[[str, str], list[int]]
 ) -> None:
-    server = Server(base, backend="auto", size=2)
-    for name, prompt in (("first", "short"), ("plain", "short"), ("second", "branch")):
+    server = Server(base, backend="auto", split=split)
+    asked = [("first", "short"), ("plain", "short"), ("second", "branch"), ("third", "long")]
+    for name, prompt in asked:
         server.ask(name, prompt, adapters.get(name))
     server.run()
-    for name, prompt in (("first", "short"), ("plain", "short"), ("second", "branch")):
+    for name, prompt in asked:
         assert server.output[name, 0] == expected(name, prompt)
     server.close()
 

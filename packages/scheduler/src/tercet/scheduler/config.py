@@ -274,7 +274,6 @@ class ScheduleOptions:
         refused = {
             "--speculative-tokens": bool(self.speculative_tokens),
             "--overlap": self.overlap is not None,
-            "--max-loras": self.max_loras > 0,
         }
         if wrong := [flag for flag, given in refused.items() if given]:
             raise ConfigError(f"--pipeline-parallel-size {stages} does not work with {wrong[0]}: leave it out")

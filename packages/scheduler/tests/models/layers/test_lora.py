@@ -32,7 +32,7 @@ from tercet.scheduler.models.layers import lora
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import TorchLayerOps
 from tercet.scheduler.models.layers.lora import AdaptedProjection, LoRABank
-from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.layers.shard import Shard, Stage
 from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.native_linear import use_native_projections
 from tercet.scheduler.models.registry import build_model, load_config
@@ -62,7 +62,8 @@ def adapted(model: CausalLM, *directories: Path, places: int = 3) -> LoRABank:
 
 
 def read_files(bank: LoRABank, directory: Path, sha256: str = "") -> Adapter:
-    return read_adapter(LoRAAdapter(str(directory), sha256), bank.targets, MOST, torch.float32, bank.architecture)
+    asked = LoRAAdapter(str(directory), sha256)
+    return read_adapter(asked, bank.targets, MOST, torch.float32, bank.architecture, bank.weights.keys())
 
 
 class Adapted(Paged):
@@ -447,6 +448,22 @@ def test_files_that_have_changed_are_refused(checkpoints: Checkpoints, tmp_path:
     with pytest.raises(AdapterError, match="others than when it was loaded"):
         read_files(bank, adapter, first)
     assert read_files(bank, adapter).sha256 != first
+
+
+def test_a_pipeline_stage_keeps_its_own_layers_and_checks_all(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    base = checkpoints("llama")
+    config, stage = load_config(base), Stage(1, 2)
+    model = build_model(config, shard=Shard(stage=stage))
+    bank = LoRABank(model, 1, MOST, torch.float32, torch.device("cpu"), all_stages=build_model(config, "meta"))
+    adapter = write_adapter(tmp_path, base)
+    kept = {int(path.split(".")[2]) for path in read_files(bank, adapter).layers}
+    assert kept == {*stage.layers(config.layers)} != {*range(config.layers)}
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"
+    tensors[name] = tensors[name][:, 1:].contiguous()
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"model\.layers\.0\.mlp\.down_proj is of \d+ inputs"):
+        read_files(bank, adapter)
 
 
 def test_a_path_that_is_none_is_refused(checkpoints: Checkpoints, tmp_path: Path) -> None:

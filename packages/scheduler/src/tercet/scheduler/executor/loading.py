@@ -40,7 +40,7 @@ from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import OpsModule, layer_ops, set_ops
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.lora import LoRABank
-from tercet.scheduler.models.layers.shard import WHOLE, Shard
+from tercet.scheduler.models.layers.shard import WHOLE, Shard, Stage
 from tercet.scheduler.models.native import NativeCausalLM, unsupported_natively
 from tercet.scheduler.models.native_linear import (
     NativeProjection,
@@ -165,7 +165,7 @@ def load_model(
         dummy_weights(model, quantization=None if in_full else config.quantization)
     else:
         load_weights(model, options.checkpoint, progress, dequantized=in_full, keep_mapped=not why_torch)
-    bank = _bank(options, config, model, device)
+    bank = _bank(options, config, model, device, shard)
     if device.type == "cuda":
         release_cached()  # return temporary memory of loading to the device, for the KV cache
     if why_torch:
@@ -223,7 +223,9 @@ def load_audio(
     return LoadedAudio.of(audio, encoder, model)
 
 
-def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device) -> LoRABank | None:
+def _bank(
+    options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device, shard: Shard
+) -> LoRABank | None:
     """Allocate memory for adapters, in float32 on a CPU."""
     if not options.max_loras:
         return None
@@ -232,7 +234,8 @@ def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: 
     if any(isinstance(each, CrossAttention) for each in model.modules()):
         raise ValueError(f"max_loras {options.max_loras}: models with cross-attention run no adapters")
     dtype = torch.float32 if device.type == "cpu" else config.dtype
-    bank = LoRABank(model, options.max_loras, options.max_lora_rank, dtype, device)
+    all_stages = None if shard.stage.count == 1 else build_model(config, "meta", replace(shard, stage=Stage()))
+    bank = LoRABank(model, options.max_loras, options.max_lora_rank, dtype, device, all_stages=all_stages)
     logger.info(
         "LoRA: adapter slots=%d max_rank=%d memory=%.2f GiB",
         options.max_loras,

@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ class AdapterError(ModelError):
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A loaded adapter, restricted to this rank's shard of its layers."""
+    """A loaded adapter, restricted to the layers that this rank holds, and to its shard of them."""
 
     sha256: str
     rank: int
@@ -47,16 +47,27 @@ class Adapter:
 
 
 def read_adapter(
-    adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype, architecture: str
+    adapter: LoRAAdapter,
+    targets: Mapping[str, Target],
+    most: int,
+    dtype: torch.dtype,
+    architecture: str,
+    held: Collection[str] | None = None,
 ) -> Adapter:
-    """Read an adapter of rank `most` or less, with weights in `dtype`. Raise AdapterError."""
+    """Read an adapter of rank `most` or less, with weights in `dtype`, of the layers `held` of all. Raise AdapterError.
+
+    Those of other layers are checked.
+    """
     try:
         with reading("the adapter"):
-            return _read(adapter, targets, most, dtype, architecture)
+            read = _read(adapter, targets, most, dtype, architecture)
     except AdapterError:
         raise
     except ModelError as error:
         raise AdapterError(str(error)) from error
+    if held is None:
+        return read
+    return replace(read, layers={path: layer for path, layer in read.layers.items() if path in held})
 
 
 def _read(

@@ -32,7 +32,12 @@ def adapter_loader_of(bank: LoRABank) -> AdapterLoader:
     """Return a loader of adapters that fit a bank."""
     some = next(iter(bank.weights.values()))
     read = partial(
-        read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype, architecture=bank.architecture
+        read_adapter,
+        targets=bank.targets,
+        most=some.rank,
+        dtype=some.a.dtype,
+        architecture=bank.architecture,
+        held=bank.weights.keys(),
     )
     places = len(bank.ranks)
     most = max(2 * places, min(MOST_LOADED, _READ_BYTES * places // bank.bytes))

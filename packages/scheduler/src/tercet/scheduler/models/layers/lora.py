@@ -90,12 +90,25 @@ def linears_of(model: CausalLM) -> Iterator[tuple[str, Linear]]:
 class LoRABank:
     """The weights of the adapters in all adapter slots, and the current step's tokens that use them."""
 
-    def __init__(self, model: CausalLM, places: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate `places` adapter slots of a rank up to `rank`; a CPU's memory is committed on first use."""
+    def __init__(
+        self,
+        model: CausalLM,
+        places: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        all_stages: CausalLM | None = None,
+    ) -> None:
+        """Allocate `places` adapter slots of a rank up to `rank`; a CPU's memory is committed on first use.
+
+        If the model is a pipeline stage, `all_stages` has the layers of all of them.
+        """
         self.architecture = model.config.architecture
         self._linears = dict(linears_of(model))
-        self.targets = {path: Target.of(path, linear) for path, linear in self._linears.items()}
-        self.weights = {path: _weights(target, places, rank, dtype, device) for path, target in self.targets.items()}
+        self.targets = {path: Target.of(path, linear) for path, linear in linears_of(all_stages or model)}
+        """Targets of all stages, so that each refuses an adapter that any cannot run."""
+        self.weights = {path: _weights(self.targets[path], places, rank, dtype, device) for path in self._linears}
         self.ranks = [0] * places
         self.rows: LoRARows | None = None
         """The rows of the current step; set before every forward."""
