@@ -20,6 +20,7 @@ from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.chunked_model import report_layers
 from tercet.scheduler.executor.media.audio import LoadedAudio
 from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.shared_embeddings import SharedEmbeddings
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
@@ -186,20 +187,31 @@ def load_model(
 def load_images(
     options: WorkerOptions, config: DecoderShape, device: torch.device, *, native: bool, shard: Shard, advance: Advance
 ) -> LoadedImages | None:
-    """Load the vision tower; None if the model takes no images, or has no weights or several ranks."""
-    if not isinstance(config, ModelConfig) or not shard.is_whole or options.load_format == "dummy":
+    """Load the vision tower, which only rank 0 has.
+
+    Return None if the model takes no images, or has no weights or several pipeline stages.
+    """
+    if not isinstance(config, ModelConfig) or options.load_format == "dummy":
         return None
     model = family_of(config.architecture).images(options.model)
     if model is None:
         return None
-    tower = load_tower(model, options.checkpoint, config.dtype, device)
+    if shard.stage.count > 1:
+        if shard.stage.is_last and not shard.rank:
+            logger.warning("requests with images are refused: they need --pipeline-parallel-size 1")
+        return None
     if device.type == "cpu":
         model = bounded_for_cpu(model)
+    shared = None if shard.size == 1 else SharedEmbeddings(shard.collectives, config.dtype, device)
+    if shard.rank:
+        return LoadedImages(model, None, shared)
+    tower = load_tower(model, options.checkpoint, config.dtype, device)
+    if device.type == "cpu":
         report_layers(tower, advance)
         if native and not unsupported_dtype(config.dtype, "weights"):
             use_native_linears(tower, load_library())
         slice_work(tower)
-    return LoadedImages(model, tower)
+    return LoadedImages(model, tower, shared)
 
 
 def load_audio(

@@ -26,6 +26,7 @@ from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_token
 from tercet.scheduler.executor.media.embedding_cache import EmbeddingCache
 from tercet.scheduler.executor.media.frame_store import FrameStore
 from tercet.scheduler.executor.media.image_positions import ImagePositions
+from tercet.scheduler.executor.media.shared_embeddings import SharedEmbeddings
 from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.slot_tables import StepInputs
 from tercet.scheduler.models.layers.layers import Rotary
@@ -38,10 +39,12 @@ MOST_EMBEDDING_BYTES = 256 << 20
 
 
 class LoadedImages(NamedTuple):
-    """Images of a loaded model, and the tower that encodes them."""
+    """Images of a loaded model, and the tower that encodes them, which only rank 0 of several has."""
 
     model: ImageModel
-    tower: VisionTower
+    tower: VisionTower | None
+    shared: SharedEmbeddings | None = None
+    """With several ranks."""
 
     @property
     def excess_tokens(self) -> int:
@@ -51,7 +54,8 @@ class LoadedImages(NamedTuple):
     @torch.inference_mode()
     def encode_blank(self) -> None:
         """Encode the largest image, for the memory that this takes."""
-        self.tower(torch.zeros(*_largest(self.model.form), 3, dtype=torch.uint8))
+        if self.tower is not None:
+            self.tower(torch.zeros(*_largest(self.model.form), 3, dtype=torch.uint8))
 
 
 def _largest(form: ImageFormat) -> tuple[int, int]:
@@ -112,7 +116,7 @@ class StepImages:
 
     def __init__(
         self,
-        tower: Tower,
+        tower: Tower | None,
         store: ImageStore,
         token_id: int,
         device: torch.device,
@@ -121,10 +125,11 @@ class StepImages:
         positions: ImagePositions | None = None,
         most_bytes: int = MOST_EMBEDDING_BYTES,
         largest: int = 0,
+        shared: SharedEmbeddings | None = None,
     ) -> None:
         """Create the images of steps; `positions` are those of a model in which they have several parts.
 
-        Embeddings that were used last are kept: see `EmbeddingCache`.
+        Embeddings that were used last are kept: see `EmbeddingCache`. Without a tower, they are `shared` by rank 0.
         """
         self._tower = tower
         self._store = store
@@ -132,6 +137,7 @@ class StepImages:
         self._device = device
         self._whole = whole
         self._positions = positions
+        self._shared = shared
         self._slots: dict[int, list[_Shown]] = {}
         self._embeddings = EmbeddingCache(most_bytes, largest)
         """By number and not by hash: embeddings of other namespaces must not save time."""
@@ -146,14 +152,18 @@ class StepImages:
 
     def unread(self, slot: int, computed: int) -> Unread | None:
         """Return the first image of a slot after its computed tokens whose embeddings are missing."""
-        for image, _ in self._slots.get(slot, ()):
+        for image, _ in self._slots.get(slot, ()) if self._tower is not None else ():
             if image.first + image.tokens > computed and image.number not in self._embeddings:
                 held = image.sha256 in self._store
                 return Unread(image.first, image.number, held, partial(self._encode, image))
         return None
 
     def _encode(self, image: PlannedImage) -> None:
-        self._embeddings.add(image.number, self._tower(self._store.array(image)))
+        self._embeddings.add(image.number, self._embedded(image))
+
+    def _embedded(self, image: PlannedImage) -> torch.Tensor:
+        assert self._tower is not None
+        return self._tower(self._store.array(image))
 
     def _places(
         self, image: PlannedImage, ids: "np.ndarray[tuple[int], np.dtype[np.int32]]"
@@ -191,7 +201,11 @@ class StepImages:
             for part in parts:
                 counts[part.places] = part.image.first + part.image.tokens
             seen = torch.from_numpy(counts.astype(np.int32)).to(self._device)
-        return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), self._vectors(parts), seen)
+        vectors = None if self._tower is None else self._vectors(parts)
+        if self._shared is not None:
+            vectors = self._shared.share(len(places), vectors)
+        assert vectors is not None
+        return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), vectors, seen)
 
     def _vectors(self, parts: Sequence[_Part]) -> torch.Tensor:
         """Return the embeddings of parts. Images whose embeddings have made room for others are encoded again."""
@@ -202,7 +216,7 @@ class StepImages:
                 vectors.append(known)
                 continue
             if image.number not in new:
-                new[image.number] = self._tower(self._store.array(image))
+                new[image.number] = self._embedded(image)
             vectors.append(new[image.number][part])
         for number, embeddings in new.items():
             self._embeddings.add(number, embeddings)
@@ -226,4 +240,5 @@ def step_images(
         whole=loaded.model.whole,
         positions=positions,
         largest=form.max_tokens,
+        shared=loaded.shared,
     )

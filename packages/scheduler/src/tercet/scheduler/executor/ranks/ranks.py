@@ -31,7 +31,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.cache import GrammarLoader
 from tercet.scheduler.models.layers.shard import Split
 from tercet.scheduler.models.weights.weights import Progress
-from tercet.scheduler.ports import Advance
+from tercet.scheduler.ports import Advance, ImageArrays
 
 _REPORT_SECONDS = 1.0
 """Seconds in which the end of a rank is noticed, also on another host."""
@@ -132,13 +132,13 @@ class Ranks:
 
     @property
     def audio(self) -> None:
-        """Return None: several ranks take no audio."""
+        """Return None: a model that takes audio has one rank."""
         return
 
     @property
-    def images(self) -> None:
-        """Return None: several ranks take no images."""
-        return
+    def images(self) -> ImageArrays | None:
+        """Rank 0's arrays of images. Other ranks get embeddings."""
+        return self._worker.images
 
     @property
     def weights(self) -> AsyncLoader[str, None]:
