@@ -9,7 +9,7 @@ import pytest
 from tercet.protocol.messages.messages import ControlReply, LoadLoRAAdapterReq, UnloadLoRAAdapterReq
 from tercet.protocol.messages.values import FinishType, LoRAAdapter, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.core.events import AdapterPending, AdapterRead, Arrival, PeerGone
+from tercet.scheduler.core.events import AdapterPending, AdapterRead, Arrival, PeerBlocked, PeerGone
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
@@ -211,6 +211,20 @@ def test_a_schedule_with_adapters_can_be_derived_again() -> None:
     replayed = list(replay(read_events(log)))
     assert len(replayed) > 5
     assert all(logged == derived for _, logged, derived in replayed)
+
+
+def test_a_blocked_choice_yields_before_one_that_is_starved() -> None:
+    """The starved one would then wait for its adapter, which is read again."""
+    config = CoreConfig(token_budget=32, reserve=0.0, reserve_floor=0.0)
+    run = Driver(small_capacity(adapters=1, pages=8), config)
+    wanted = request("a", [1, 2], lora=A, max_new_tokens=28, ignore_eos=True)
+    run.send(request("b", PROMPT, max_new_tokens=14, ignore_eos=True, detokenizer="other"), wanted)
+    for _ in range(4):
+        run.step()
+    run.send(PeerBlocked("other"), AdapterPending(A))
+    run.run()
+    assert run.output["a", 0] == run.answer(wanted)
+    assert [req.rid for req in run.core.waiting] == ["b"]
 
 
 class Counted(dict[Req, None]):

@@ -425,13 +425,16 @@ class Planner:
         """Retract choices of the tenant with the most pages until each of the remaining ones has a page.
 
         Among a tenant's choices, those that cost least to recompute go first. Only choices that no plan in flight names
-        can be retracted. While others make progress, a starved one rather sits out.
+        can be retracted. While others make progress, a starved one rather sits out; before it, blocked ones go.
         """
         self._reserve = min(1.0, self._reserve + RESERVE_RISE)
         for req in starved:
             while req.slot >= 0 and not self._has_room(req):
                 victim = next_to_retract(self.running)
-                if victim is None or (victim is req and any(other.in_flight for other in self.running)):
+                if victim is req:
+                    sits_out = any(other.in_flight for other in self.running)
+                    victim = None if sits_out else next_to_retract(filter(self.is_blocked, self.running)) or req
+                if victim is None:
                     break
                 self.retract(victim)
             else:
