@@ -113,12 +113,12 @@ def _image(number: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(files[number % len(files)])}}
 
 
-def shuffled(count: int, seed: int, *, images: bool = False) -> list[Job]:
+def shuffled(count: int, seed: int, *, images: bool = False, tokens: int = 0) -> list[Job]:
     """Return `count` jobs, always the same, in an order that depends on the seed. Jobs of a short form are short.
 
-    With `images`, a third of the jobs has some.
+    With `images`, a third of the jobs has some. `tokens` is the length of answers, if it is given.
     """
-    tokens = 200 if count == FULL else 100
+    tokens = tokens or (200 if count == FULL else 100)
     jobs = [(ImageChat if images and number % 3 == 0 else Job)(number, tokens) for number in range(count)]
     return random.Random(seed).sample(jobs, count)
 

@@ -23,7 +23,7 @@ class Parts:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.listen = _option(self._processes()[0], "--listen")
+        self.listen = option_of(self._processes()[0], "--listen")
         """Address of the directory of all inboxes."""
         self.names = sorted(self.pids())
         specs = tuple(f"{self.listen}/{role}-*" for role in ("scheduler", "detokenizer", "frontend"))
@@ -38,7 +38,7 @@ class Parts:
 
     def pids(self) -> dict[str, int]:
         """Return process ids by peer id."""
-        return {name: process.pid for process in self._processes() if (name := _option(process, "--peer"))}
+        return {name: process.pid for process in self._processes() if (name := option_of(process, "--peer"))}
 
     def of(self, role: str) -> list[str]:
         """Return the parts of a role."""
@@ -99,7 +99,7 @@ class Parts:
 
     def memory(self) -> dict[str, int]:
         """Return the private bytes of each part. Libraries do not count: a part's share grows when others end."""
-        infos = {_option(process, "--peer"): process.memory_info() for process in self._processes()}
+        infos = {option_of(process, "--peer"): process.memory_info() for process in self._processes()}
         return {name: info.rss - info.shared for name, info in infos.items()}
 
     def _look(self) -> None:
@@ -129,7 +129,9 @@ class Parts:
         return False
 
     def _processes(self) -> list[psutil.Process]:
-        return [process for process in psutil.Process(self.server.process.pid).children() if _option(process, "--peer")]
+        return [
+            process for process in psutil.Process(self.server.process.pid).children() if option_of(process, "--peer")
+        ]
 
 
 def assert_nothing_is_left(loads: dict[str, Load]) -> None:
@@ -150,7 +152,7 @@ def watched(server: Server) -> Iterator[Parts]:
         parts.close()
 
 
-def _option(process: psutil.Process, name: str) -> str:
+def option_of(process: psutil.Process, name: str) -> str:
     """Return the value of an option in a process's command line; empty if the process has ended."""
     with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         command = process.cmdline()

@@ -1,7 +1,12 @@
-"""A model on two hosts, which are network namespaces: ranks and hosts that die, hang and are cut off under load."""
+"""A model on two hosts, which are network namespaces: ranks and hosts that die, hang and are cut off under load.
+
+Texts are compared with those of a server of one process. Answers are short, because ranks of two hosts exchange sums by
+sockets for each token: a case with 800 requests takes minutes. Name one by `-k`.
+"""
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,12 +18,14 @@ import psutil
 import pytest
 
 from tercet.protocol.transport.keys import write_keys
-from tests.chaos.conftest import OPTIONS, Table
+from tests.chaos.conftest import ENVIRONMENT, OPTIONS, References, Table
 from tests.chaos.fault_injection import failures, machine_load
 from tests.chaos.load import FULL, Job, Load, Outcome, shuffled
 from tests.chaos.output_check import Ids, OutputCheck, Verdict
+from tests.chaos.parts import option_of
 from tests.deploy_files import compose, part_of
 from tests.namespaces import Network, why_not
+from tests.server_process import START_LIMIT, Server
 from tests.two_hosts import Host, command_of, ranks_of, scheduler_of
 
 REASON = why_not()
@@ -28,23 +35,50 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-ADDRESSES = {"near": "10.204.0.10", "far": "10.204.0.20"}
+ADDRESSES = {"near": "10.204.0.10", "far": "10.204.0.20", "other": "10.204.0.30"}
 COUNTS = [pytest.param(48, id="short"), pytest.param(FULL, id="full")]
 CUT = 10.0
 """Seconds for which the link is cut."""
 NOTICED = 3.0
 """Seconds within which the hosts end their ranks."""
+TOKENS = 40
+MOVED = 5.0
+"""Seconds within which another scheduler takes over."""
 
 
 class TwoHosts:
-    """Both hosts, with one rank each. Clients are on the first."""
+    """Both hosts, with one rank each. Clients are on the first.
 
-    def __init__(self, network: Network, place: Path) -> None:
+    With two replicas, there is another scheduler with the same model, which is one process.
+    """
+
+    def __init__(self, network: Network, place: Path, replicas: int) -> None:
         self.network = network
+        self.replicas = replicas
         write_keys(place / "keys")
         self._links = ["--dist-init-addr", f"{ADDRESSES['near']}:5000", "--keys", str(place / "keys" / "scheduler")]
         self.far = self._start("far", "--node-rank", "1", "--threads", "1")
-        self.near = self._start("near", *OPTIONS, "--tp", "2", "--nnodes", "2", "--port", "0")
+        options = (*OPTIONS, "--frontend.routing-policy", "round_robin", "--port", "0")
+        self.near = self._start("near", *options, "--tp", "2", "--nnodes", "2")
+        if replicas > 1:
+            self.near.wait()
+            listen = option_of(scheduler_of(self.near.process), "--listen")
+            command = [sys.executable, "-m", "tercet.scheduler", "--listen", listen, "--peer", "scheduler-1"]
+            command += ["--dtype", "float32", "--kv-cache-bytes", str(64 << 20), "--threads", "1"]
+            network.start("other", *command, env=ENVIRONMENT)
+
+    def wait(self) -> None:
+        """Wait until all schedulers and ranks are ready."""
+        self.near.wait()
+        self.far.wait()
+        end = time.monotonic() + START_LIMIT
+        while self.network.on("near", self._schedulers) < self.replicas or not ranks_of(self.far.process):
+            assert time.monotonic() < end, "\n".join(self.near.lines)
+            time.sleep(0.2)
+
+    def _schedulers(self) -> int:
+        with urllib.request.urlopen(f"{self.near.url}/server_info", timeout=10) as response:
+            return len(json.load(response)["schedulers"])
 
     def restart_far(self) -> None:
         """Kill all processes of the second host at once, and start it again."""
@@ -69,27 +103,19 @@ class TwoHosts:
 
     def _start(self, host: str, *options: str) -> Host:
         command = command_of("embedded", *options, *self._links)
-        self.network.start(host, *command, env={"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
+        self.network.start(host, *command, env=ENVIRONMENT, stdout=subprocess.PIPE)
         return Host(self.network.processes[host])
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+@pytest.fixture(scope="module", params=[1, 2], ids=["alone", "beside another"])
+def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     network = Network(ADDRESSES, {})
     try:
-        hosts = TwoHosts(network, tmp_path_factory.mktemp("hosts"))
-        hosts.near.wait()
-        hosts.far.wait()
+        hosts = TwoHosts(network, tmp_path_factory.mktemp("hosts"), request.param)
         yield hosts
     finally:
         ends = network.close()
     assert not any(ends.values()), ends
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[Job, Ids]:
-    """Answers of earlier runs without faults, by job."""
-    return {}
 
 
 async def cut(hosts: TwoHosts) -> None:
@@ -116,12 +142,17 @@ async def restart_far(hosts: TwoHosts) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("fault", [kill_far_rank, kill_near_rank, stop_far_rank, restart_far, cut])
-def test_no_request_fails_with_a_rank_or_a_host(
-    hosts: TwoHosts, expected: dict[Job, Ids], table: Table, fault: Callable[[TwoHosts], Awaitable[None]], count: int
+async def test_no_request_fails_with_a_rank_or_a_host(
+    hosts: TwoHosts,
+    one_of_each: Server,
+    references: References,
+    table: Table,
+    fault: Callable[[TwoHosts], Awaitable[None]],
+    count: int,
 ) -> None:
-    jobs = shuffled(count, 1)
-    if missing := [job for job in jobs if job not in expected]:
-        expected |= {each.job: each.ids for each in hosts.run(missing)}
+    jobs = shuffled(count, 1, tokens=TOKENS)
+    expected = await references.of(one_of_each.url, jobs)
+    await asyncio.to_thread(hosts.wait)
     injected, noticed, lines = 0.0, 0.0, len(hosts.near.lines)
     rank = ranks_of(hosts.far.process)[0]
 
@@ -134,18 +165,20 @@ def test_no_request_fails_with_a_rank_or_a_host(
         await fault(hosts)
         noticed = await watching - injected
 
-    outcomes = hosts.run(jobs, inject)
+    outcomes = await asyncio.to_thread(hosts.run, jobs, inject)
     assert failures(outcomes) == []
-    verdict = hosts.compare(outcomes, expected)
-    assert verdict.ties <= max(1, verdict.texts // 500)
+    verdict = await asyncio.to_thread(hosts.compare, outcomes, expected)
+    assert verdict.ties <= max(1, verdict.texts // 250)  # sums of two ranks have another order than those of one
     assert noticed < NOTICED * machine_load()
     assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
     stalls = [each.stall(injected) for each in outcomes if each.under_way(injected)]
     assert stalls
     table.add(
         f"{len(outcomes)} requests, 0 failed; {len(stalls)} streams under way; noticed after {noticed:.1f} s; all move "
-        f"again after {max(stalls):.1f} s; {verdict.ties} ties in {verdict.texts} texts"
+        f"again after {max(stalls):.1f} s; {verdict.ties} ties in {verdict.texts} texts; "
+        f"load average {os.getloadavg()[0]:.1f}"
     )
+    assert hosts.replicas == 1 or max(stalls) < MOVED * machine_load()
 
 
 def test_the_commands_of_compose_serve_a_model_on_two_hosts(tmp_path: Path) -> None:
