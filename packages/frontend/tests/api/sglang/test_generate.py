@@ -1,5 +1,6 @@
 """The endpoints /generate, /tokenize, /detokenize and /server_info."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import Callable
@@ -59,6 +60,40 @@ async def test_generate_answers_in_sglangs_shape(engine_of: EngineOf, http_of: H
     assert meta["output_top_logprobs"] == [[[-0.5, 10, None]], [[-0.5, 11, None]], [[-0.5, 12, None]]]
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0, 0, 4)
     assert (decode_spec(request).stop, decode_spec(request).include_stop) == (["END"], True)
+
+
+async def test_meta_info_has_the_latency_and_the_version_of_the_weights(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(auto=False)) as served:
+        http = http_of(served)
+        served.manager.weights.name_versions("step-7")
+        began = served.manager.requests.clock()
+        stream = asyncio.create_task(http.post("/generate", json={"input_ids": [5], "stream": True}))
+        whole = asyncio.create_task(http.post("/generate", json={"input_ids": [[5], [6]]}))
+        while len(served.engine.running) < 3:  # noqa: ASYNC110 - the engine sends no event
+            await asyncio.sleep(0.001)
+        while served.engine.running:
+            served.engine.step()
+            await asyncio.sleep(0.01)
+        events = [json.loads(line[6:]) for line in (await stream).text.splitlines() if line.startswith("data: {")]
+        metas = [each["meta_info"] for each in [*events, *(await whole).json()]]
+        seconds = served.manager.requests.clock() - began
+    assert {each["weight_version"] for each in metas} == {"step-7"}
+    assert ["e2e_latency" in each for each in metas] == [False] * (len(events) - 1) + [True] * 3
+    assert len(events) > 2
+    assert all(0.02 < each["e2e_latency"] < seconds for each in metas if each["finish_reason"])
+
+
+async def test_a_version_is_that_of_the_weights_that_computed_a_prompt(engine_of: EngineOf, http_of: HttpOf) -> None:
+    body = {"input_ids": [[5], [6]], "sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}]}
+    async with serving(engine_of(auto=False)) as served:
+        answer = asyncio.create_task(http_of(served).post("/generate", json=body))
+        while len(served.engine.running) < 2:  # noqa: ASYNC110 - the engine sends no event
+            await asyncio.sleep(0.001)
+        served.engine.step()
+        await served.manager.weights.update("/checkpoints/8", version="8")
+        served.engine.step()
+        metas = [each["meta_info"] for each in (await answer).json()]
+    assert [each["weight_version"] for each in metas] == ["weights-1", "8"]
 
 
 async def test_every_event_of_a_stream_has_the_ids_of_its_prompt(engine_of: EngineOf, http_of: HttpOf) -> None:

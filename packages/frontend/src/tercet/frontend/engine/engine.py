@@ -47,6 +47,10 @@ class MetaInfo(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    weight_version: str
+    """Fingerprint of the weights that computed its last token."""
+    e2e_latency: NotRequired[float]
+    """Seconds until the last token, once the answer is complete."""
     input_token_logprobs: NotRequired[list[TokenScore]]
     input_top_logprobs: NotRequired[list[list[TokenScore] | None]]
     output_token_logprobs: NotRequired[list[TokenScore]]

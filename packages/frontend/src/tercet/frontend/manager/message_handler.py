@@ -161,6 +161,8 @@ class MessageHandler:
         verdict = state.accept(row)
         if verdict is ACCEPTED:
             self._counters.models[state.model.base].observe_row(state, row, now)
+            if (scheduler := self._fleet.schedulers.get(state.scheduler)) is not None and scheduler.identity:
+                state.choices[row.index].weights = scheduler.identity.weights
             if state.exclusive:
                 self._dispatcher.retry(now)  # dispatch the next exclusive request
             if row.finish is not None and isinstance(row.finish.matched, str):

@@ -112,6 +112,7 @@ class ChoiceState:
         self.chars = 0
         self.last_token_at = 0.0
         """Time of its latest token, in seconds of the handler's clock."""
+        self.weights = ""  # fingerprint of those that computed its latest row
         self.finish: FinishReason | None = None
         self._texts: list[str] = []
         self._logprobs: list[Logprobs] = []

@@ -104,6 +104,8 @@ SGLANG: dict[MethodAndPath, Operation] = {
                 "prompt_tokens": 14,
                 "completion_tokens": 3,
                 "cached_tokens": 8,
+                "weight_version": "0123456789abcdef",
+                "e2e_latency": 0.0625,
             },
         },
     ),

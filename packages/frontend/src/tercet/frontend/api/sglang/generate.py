@@ -73,7 +73,10 @@ class GenerateRoutes:
         rid = self._manager.new_id()
         client_id = None if body.rid is None else self._ids.add(caller_of(request).owner, body.rid, rid)
         writer = GenerateWriter(
-            batch=body.is_batch, client_id=client_id, shows_prompt_ids=bool(body.return_prompt_token_ids)
+            batch=body.is_batch,
+            client_id=client_id,
+            shows_prompt_ids=bool(body.return_prompt_token_ids),
+            version=self._manager.weights.version,
         )
         if body.session_params is not None:
             [continued] = work

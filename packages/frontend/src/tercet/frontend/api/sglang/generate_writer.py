@@ -1,6 +1,7 @@
 """Writer of /generate responses, in SGLang's format."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -23,8 +24,15 @@ class GenerateWriter:
     """
 
     def __init__(
-        self, *, batch: bool = False, client_id: ClientId | None = None, shows_prompt_ids: bool = False
+        self,
+        *,
+        batch: bool = False,
+        client_id: ClientId | None = None,
+        shows_prompt_ids: bool = False,
+        version: Callable[[str], str] = str,
     ) -> None:
+        """Create it. `version` returns the version of weights with a fingerprint, by default the fingerprint."""
+        self._version = version
         self._batch = batch
         self._client_id = client_id
         """The id that the client chose for its only prompt."""
@@ -53,7 +61,8 @@ class GenerateWriter:
             scores = self._scores[number]
             if state.request.options.logprobs is not None:
                 scores.add(update.token_ids, update.logprobs)
-            chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
+            answer = self._choice(generation, arrival.prompt, update.index, text, ids, scores, update.finish)
+            chunks += event(orjson.dumps(answer))
         return chunks
 
     def end(self, generation: Generation) -> bytes:  # noqa: ARG002
@@ -74,8 +83,7 @@ class GenerateWriter:
             ids, scores = list(each.token_ids), _new_scores(each.state)
             if each.state.request.options.logprobs is not None:
                 yield from scores.steps(ids, each.logprobs)
-            number = self._number(generation, each.prompt, each.index)
-            rows.append(self._choice(number, each.state, each.text, ids, scores, each.finish))
+            rows.append(self._choice(generation, each.prompt, each.index, each.text, ids, scores, each.finish))
             yield
         return orjson.dumps(rows if self._batch or len(rows) > 1 else rows[0])
 
@@ -85,8 +93,17 @@ class GenerateWriter:
         return self._first_numbers[prompt] + index
 
     def _choice(
-        self, number: int, state: ReqState, text: str, ids: list[int], scores: "_Scores", finish: FinishReason | None
+        self,
+        generation: Generation,
+        prompt: int,
+        index: int,
+        text: str,
+        ids: list[int],
+        scores: "_Scores",
+        finish: FinishReason | None,
     ) -> dict[str, Any]:
+        number, state = self._number(generation, prompt, index), generation.states[prompt]
+        choice = state.choices[index]
         if state.request.options.max_tokens == 0:
             text, ids, scores = "", [], _Scores()
         meta: dict[str, Any] = {
@@ -95,11 +112,14 @@ class GenerateWriter:
             "prompt_tokens": state.prompt_tokens,
             "completion_tokens": len(ids),
             "cached_tokens": state.cached_tokens,
+            "weight_version": self._version(choice.weights or state.model.identity.weights),
         }
+        if finish is not None:  # a request that is aborted early has no token
+            meta["e2e_latency"] = (choice.last_token_at or time.monotonic()) - generation.slot.admitted_at
         if state.request.options.logprobs is not None:
             meta |= self._prompt_scores(state).fields("input") | scores.fields("output")
-        choice = {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
-        return {**choice, "prompt_token_ids": self._ids_of_prompt(state)} if self._shows_prompt_ids else choice
+        answer = {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
+        return {**answer, "prompt_token_ids": self._ids_of_prompt(state)} if self._shows_prompt_ids else answer
 
     def _ids_of_prompt(self, state: ReqState) -> orjson.Fragment:
         if state.rid not in self._prompt_ids:
