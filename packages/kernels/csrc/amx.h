@@ -115,6 +115,33 @@ inline void multiply(Tiles& tiles, const char* x, int64_t stride, int rows, cons
 
 #undef TERCET_DOT
 
+// One row of bfloat16 inputs by WIDTH panels, faster than on tiles. Additions have the order of a tile: the two halves of
+// pairs apart over its 16 rows of weights, then their sum. So a row has the same bits alone and beside others.
+template <int WIDTH>
+inline void multiply_row(const char* x, const char* panels, int64_t panel_bytes, F32* out) {
+    constexpr int64_t TILE = TILE_ROWS * ROW_BYTES, AHEAD = 1024;
+    __m512 sums[WIDTH] = {};
+    for (int64_t at = 0; at < panel_bytes; at += TILE) {
+        __m512 lower[WIDTH] = {}, upper[WIDTH] = {};
+        // The first of the panels that follow come after the last bytes of these.
+        int64_t next = at + AHEAD < panel_bytes ? at + AHEAD : at + AHEAD + (WIDTH - 1) * panel_bytes;
+        UNROLLED for (int line = 0; line < TILE_ROWS; line++, x += 4) {
+            U32 pair = U32{} + uint32_t(word(x));
+            __m512 first = bit_cast<__m512>(pair << 16), second = bit_cast<__m512>(pair & 0xFFFF0000u);
+            UNROLLED for (int i = 0; i < WIDTH; i++) {
+                const char* from = panels + i * panel_bytes + line * ROW_BYTES;
+                __builtin_prefetch(from + next);
+                U32 weights = vector<U32>(from + at);
+                lower[i] = _mm512_fmadd_ps(first, bit_cast<__m512>(weights << 16), lower[i]);
+                upper[i] = _mm512_fmadd_ps(second, bit_cast<__m512>(weights & 0xFFFF0000u), upper[i]);
+            }
+        }
+        UNROLLED for (int i = 0; i < WIDTH; i++)
+            sums[i] = _mm512_add_ps(sums[i], _mm512_add_ps(lower[i], upper[i]));
+    }
+    UNROLLED for (int i = 0; i < WIDTH; i++) out[i] = bit_cast<F32>(sums[i]);
+}
+
 #else
 
 constexpr bool HERE = false;
@@ -125,6 +152,9 @@ struct Tiles {
 
 template <class Format>
 inline void multiply(Tiles&, const char*, int64_t, int, const char*, int64_t, int, char*, int64_t) {}
+
+template <int WIDTH>
+inline void multiply_row(const char*, const char*, int64_t, F32*) {}
 
 #endif
 

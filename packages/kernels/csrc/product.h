@@ -47,7 +47,7 @@ inline Ahead ahead(Turn turn, int64_t panel_bytes) {
 }
 
 // ROWS rows by WIDTH panels in registers. The order of additions is that of k, whatever the block, so that a row's
-// result does not depend on the rows beside it.
+// result does not depend on the rows beside it. Where there are tiles, bfloat16 has their order instead.
 template <class Format, int ROWS, int WIDTH>
 inline void block(const char* x, int64_t stride, const char* panels, int64_t panel_bytes, Turn turn,
                   typename Format::Sums* out, int64_t out_stride) {
@@ -95,6 +95,15 @@ inline void blocks(const char* x, int64_t stride, int rows, const char* panels, 
     }
 }
 
+// One row of bfloat16 inputs by up to 4 panels, with the bits of the tile unit.
+inline void row_in_tile_order(const char* x, const char* panels, int64_t panel_bytes, int width, F32* out) {
+    for (; width >= 4; width -= 4, panels += 4 * panel_bytes, out += 4)
+        amx::multiply_row<4>(x, panels, panel_bytes, out);
+    for (; width >= 2; width -= 2, panels += 2 * panel_bytes, out += 2)
+        amx::multiply_row<2>(x, panels, panel_bytes, out);
+    if (width == 1) amx::multiply_row<1>(x, panels, panel_bytes, out);
+}
+
 // out [rows][width * PARTS] = x [rows] @ panels [width], for up to 32 rows and 4 panels; rows of x are `stride` bytes
 // apart and rows of out `out_stride` vectors. `on_tiles` asks for the tile unit, where there is one. `turn` is that of
 // the first row.
@@ -105,6 +114,11 @@ inline void multiply(amx::Tiles& tiles, bool on_tiles, const char* x, int64_t st
         for (; width > 0; width -= 2, panels += 2 * panel_bytes, out += 2 * PARTS)
             amx::multiply<Format>(tiles, x, stride, rows, panels, panel_bytes, width < 2 ? 1 : 2,
                                   reinterpret_cast<char*>(out), out_stride * 4 * LANES);
+        return;
+    }
+    if constexpr (amx::HERE && Format::GROUP == 2) {
+        for (; rows > 0; rows--, x += stride, out += out_stride)
+            row_in_tile_order(x, panels, panel_bytes, width, out);
         return;
     }
     if (width == 4 && rows < tallest(2))
