@@ -27,7 +27,12 @@ class Server:
     """Child process of `tercet serve` or a similar program, with its output."""
 
     def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, program: Sequence[str] = (), key: str = "any"
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = (),
+        key: str = "any",
+        port: int = 0,
     ) -> None:
         self.key = key
         command = [sys.executable, *program]
@@ -36,7 +41,7 @@ class Server:
         state = tempfile.mkdtemp(prefix="tercet-state-")
         weakref.finalize(self, shutil.rmtree, state, ignore_errors=True)
         self.process = subprocess.Popen(
-            [*command, *arguments, "--port", "0"],
+            [*command, *arguments, "--port", str(port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -14,7 +14,8 @@ from tests.server_process import Server
 
 logger = logging.getLogger(__name__)
 
-OPTIONS = ("--dtype", "float32", "--kv-cache-bytes", "64MiB", "--threads", "1")
+BFLOAT16 = ("--dtype", "bfloat16", "--kv-cache-bytes", "64MiB", "--threads", "1")
+OPTIONS = ("--dtype", "float32", *BFLOAT16[2:])
 """One thread per part: threads that wait for one another are slow when other processes use the same cores."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -49,9 +50,15 @@ def two_of_each() -> Iterator[Server]:
     yield from served("--dp-size", "2", "--detokenizer-workers", "2", "--frontend-workers", "2")
 
 
-def served(*options: str, model: str = "embedded", program: Sequence[str] = ()) -> Iterator[Server]:
+def served(
+    *options: str,
+    model: str = "embedded",
+    program: Sequence[str] = (),
+    port: int = 0,
+    common: Sequence[str] = OPTIONS,
+) -> Iterator[Server]:
     """Yield a server until the fixture ends."""
-    server = Server(model, *OPTIONS, *options, env=ENVIRONMENT, program=program)
+    server = Server(model, *common, *options, env=ENVIRONMENT, program=program, port=port)
     try:
         yield server.wait()
         assert server.stop() == 0, "\n".join(server.lines[-50:])

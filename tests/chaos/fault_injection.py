@@ -4,7 +4,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -20,15 +20,26 @@ TRIES = 3
 class FaultInjection:
     """A load, and a signal to the busiest part of a role. The supervisor replaces a part that dies or hangs."""
 
-    def __init__(self, parts: Parts, role: str, number: signal.Signals = signal.SIGKILL) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        role: str,
+        number: signal.Signals = signal.SIGKILL,
+        make_load: Callable[[str], Load] = Load,
+    ) -> None:
         self.parts = parts
         self.role = role
         self.name = ""
         """Name of the part that was hit."""
         self.number = number
-        self.load = Load(parts.server.url)
+        self._make_load = make_load
+        self.renew()
         self.injected_at = 0.0
         self.restart_seconds = 0.0
+
+    def renew(self) -> None:
+        """Begin another load."""
+        self.load = self._make_load(self.parts.server.url)
 
     async def run(self, jobs: Sequence[Job], chance: random.Random) -> list[Outcome]:
         """Run the jobs, and inject the fault in the middle."""
@@ -90,7 +101,7 @@ async def assert_nothing_is_lost(
     """
     expected = await references.of(parts.server.url, jobs)
     for _ in range(TRIES):
-        fault.load = Load(parts.server.url)
+        fault.renew()
         before = await parts.resumed()
         outcomes = await fault.run(jobs, chance)
         assert failures(outcomes) == []

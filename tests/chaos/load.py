@@ -266,14 +266,18 @@ class Load:
                 if "error" in answer:
                     outcome.error = answer["error"]["message"]
                     continue
-                outcome.arrivals.append(time.monotonic())
                 known = outcome.tokens
                 outcome.take(answer)
-                async with self._moved:
-                    self.tokens += outcome.tokens - known
-                    self._moved.notify_all()
+                await self._arrived(outcome, outcome.tokens - known)
         if not done and not outcome.error:
             outcome.error = "the stream ended without [DONE]"
+
+    async def _arrived(self, outcome: Outcome, tokens: int) -> None:
+        """Record that an event of a stream arrived with new tokens."""
+        outcome.arrivals.append(time.monotonic())
+        async with self._moved:
+            self.tokens += tokens
+            self._moved.notify_all()
 
     def _whole(self, response: httpx2.Response, outcome: Outcome) -> None:
         answer = response.json()
