@@ -13,8 +13,8 @@ Measured = tuple[str, bool | None]
 _MEMORY_BOUND = 0.85
 
 _WHY = {
-    "fused sample all": "computes ten rounds of a generator and two logarithms for every token",
-    "fused sample top-p": "draws as `sample all` does, and looks for where its tokens end",
+    "fused sample all": "computes ten rounds of a generator for every token, and read all logits twice on 2026-11-26",
+    "fused sample top-p": "read all logits three times and drew rejected rows again on 2026-11-26; no longer",
     "fused bitmask": "writes every other number, so half of each sector",  # old name of `fused grammar mask`
     "fused latent decode": "writes parts of splits and reads them again, a tenth of its bytes",
     "fused grammar mask": "waits for the mask before it writes 33 MB, all in 11 us",

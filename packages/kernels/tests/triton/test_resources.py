@@ -25,6 +25,8 @@ INSTRUCTIONS = {
     "int4, turned, 128 rows": 1600,
     "moe, fp8, few": 740,
     "moe, int4, few": 860,
+    "sample": 1650,
+    "sample, filters": 4700,
 }
 """Most instructions of any kernel of a case, on any of the architectures."""
 

@@ -17,7 +17,7 @@ def test_every_operation_is_measured_once(device: torch.device, monkeypatch: pyt
     monkeypatch.setattr(figures, "HEADS", 2)
     monkeypatch.setattr(figures, "KV_HEADS", 1)
     found = list(figures.fused_figures(device, torch.float32, tokens=16, hidden=64, vocab=64, rows=2, context=8))
-    assert len({figure.name for figure in found}) == len(found) == 30
+    assert len({figure.name for figure in found}) == len(found) == 31
     assert all(figure.amount > 0 for figure in found)
     by_name = {figure.name: figure for figure in found}
     assert by_name["fused add_rmsnorm"].amount == 4 * 16 * 64 * 4

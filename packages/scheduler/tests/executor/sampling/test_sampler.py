@@ -14,7 +14,6 @@ from tercet.kernels.ops.philox import gumbel_reference
 from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.sampling.sampler import Sampler, SamplingOps
-from tercet.scheduler.executor.sampling.slot_params import SamplingMode, SlotParams
 
 VOCAB = 37
 CPU = torch.device("cpu")
@@ -191,17 +190,6 @@ def test_a_row_of_which_everything_is_suppressed_gives_nothing(ops: SamplingOps)
     everything: dict[str, Any] = {"suppressed": range(VOCAB), "min_new_tokens": 1}
     sampler.introduce([init(0, temperature=0.0, **everything), init(1, **everything)])
     assert sampler.sample(logits_of(0, 2), [0, 1], [0, 0]).tokens.tolist() == [-1, -1]
-
-
-def test_what_filters_no_row_has_is_known() -> None:
-    params = SlotParams(3)
-    filters: list[dict[str, Any]] = [{"min_p": 0.1}, {"top_p": 0.9}, {"top_k": 5}]
-    for slot, kept in enumerate(filters):
-        params.introduce(init(slot, temperature=1.0, **kept))
-    draws = [params.arrange(np.array(slots)).draws[0] for slots in ([0], [0, 1], [2, 0], [0, 1, 2])]
-    assert [draw.off for draw in draws] == [{"top_k", "top_p"}, {"top_k"}, {"top_p"}, set()]
-    mode = params.arrange(np.array([0, 1])).mode(2)
-    assert mode == SamplingMode(draws=True, filters=True, off=frozenset({"top_k"}))
 
 
 def test_small_blocks_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ least `min_p` times as likely as the first. The drawn token has the largest logi
 (`tercet.kernels.ops.philox`), which samples the renormalized distribution of the tokens kept.
 """
 
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -24,25 +24,18 @@ _COLDEST = 1e-30
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """Filters of each row, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off).
-
-    `off` promises that these of `SKIPPABLE` are off in every row: a GPU then skips them without reading the tensor.
-    """
+    """Filters of each row, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off)."""
 
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
-    _: KW_ONLY
-    off: frozenset[str] = frozenset()
 
     def rows(self, index: torch.Tensor) -> "Filters":
         """Return the filters of some rows."""
-        return replace(self, **{name: getattr(self, name)[index] for name in FILTERS})
+        return Filters(*(getattr(self, name)[index] for name in FILTERS))
 
 
-FILTERS = tuple(field.name for field in fields(Filters) if not field.kw_only)
-SKIPPABLE = ("top_k", "top_p")
-"""Filters that cost a GPU time of their own."""
+FILTERS = tuple(field.name for field in fields(Filters))
 
 
 def rows_of_block(vocab: int) -> int:

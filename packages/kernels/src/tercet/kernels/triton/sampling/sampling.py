@@ -1,9 +1,10 @@
-"""Sampling: every row is cut into blocks of the vocabulary, which are processed in parallel.
+"""Sampling: every row is cut into blocks of the vocabulary, which are processed in parallel and read once.
 
-The reference is `tercet.kernels.ops.sampling.sample`. The kernels in order: the largest logit of every block; the
-limits of top-k (`top_k`); the best score of every block, with approximate noise; the winner of each row, where only
-blocks that may hold it are scored again, in float64; and a redraw if top-p rejects the winner (`top_p`). The host never
-waits, and sums are always added in the same order.
+The reference is `tercet.kernels.ops.sampling.sample`. A draw from all tokens takes two kernels: the largest logit of
+every block and an upper bound of its scores with noise; and the winner of each row, where only tokens that may win are
+scored exactly. A filtered draw takes three: a sample of each row, which says where its likeliest tokens begin; these
+tokens in a list (`candidates`); and the draw from the list (`filters`). The host never waits, and a draw is the same on
+every run.
 """
 
 from typing import Any
@@ -16,124 +17,81 @@ from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.triton.launch import Tiling, cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.sampling.candidates import collect_kernel, cut_kernel
+from tercet.kernels.triton.sampling.filters import choose_kernel
 from tercet.kernels.triton.sampling.scores import (
-    FARTHEST,
     NEVER,
-    best_draw,
-    gumbel_approximate,
+    better_of,
+    highest_in,
     highest_of,
-    row_uniforms,
-    scaled_logits,
+    may_beat,
+    noise_of,
+    score_bounds,
+    sharpness,
 )
-from tercet.kernels.triton.sampling.top_k import LEVELS, allocate_limits, find_limits, top_k_limits
-from tercet.kernels.triton.sampling.top_p import MARGIN, preceding_mass_kernel, redraw_kernel
 
-TILINGS = (Tiling(2048, 4), Tiling(1024, 2), Tiling(1024, 4), Tiling(2048, 2), Tiling(2048, 8), Tiling(4096, 8))
-"""Tilings by logits of one row; programs of a whole row always use 8 or 16 warps. The first is in use."""
-_OF_ROWS = [
-    *("temperature_ptr", "top_k_ptr", "min_p_ptr"),
-    *("seed_low_ptr", "seed_high_ptr", "choice_ptr", "position_ptr", "tokens_ptr"),
-]
-"""Parameters that point into one buffer, whose alignment varies with the number of rows; not specialized on."""
+TILINGS = (Tiling(2048, 8), Tiling(1024, 2), Tiling(1024, 4), Tiling(2048, 2), Tiling(2048, 4), Tiling(4096, 8))
+"""Tilings by logits of one row; programs of a whole row always use 8 warps. The first is in use."""
+CAPACITY = 16384
+"""Candidates of a row that its list has places for: 128 KiB. Of these, 5/8 are wanted of a row without top-k."""
+_TILE = 2048
+"""Candidates that a program of a whole row has in registers."""
 
 
-@triton.jit
-def highest_kernel(logits_ptr, bests_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Compute the largest logit of one block of one row; infinity for a NaN, since rows with either have no draw."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+@triton.jit(do_not_specialize=["temperature_ptr", "seed_low_ptr", "seed_high_ptr", "choice_ptr", "position_ptr"])
+def score_bounds_kernel(
+    logits_ptr, temperature_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
+    bests_ptr,  # float32 [2, rows, blocks]: the largest logits, and the upper bounds of scores relative to these
+    vocab, stride, blocks,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Compute the largest logit of one block of one row, and an upper bound of its scores with noise, in base 2."""
+    row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     pdl_wait(PDL)
     pdl_launch_next(PDL)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER).to(tl.float32)
-    broken = (logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > FARTHEST
-    tl.store(bests_ptr + row * blocks + block, tl.max(tl.where(broken, float("inf"), logits), 0))
-
-
-@triton.jit
-def _scores(
-    logits_ptr, temperature_ptr, top_k_ptr, limits_ptr, counts_ptr, row, rows, block, vocab, stride, blocks, highest,
-    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Return (the tokens of a block, their scores without noise), -inf for those that top-k drops."""
-    token = block * BLOCK + tl.arange(0, BLOCK)
-    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER)
-    scaled, distance = scaled_logits(logits, highest, tl.load(temperature_ptr + row))
-    if LEVELS > 0:
-        limit, ties, tied = top_k_limits(top_k_ptr, limits_ptr, counts_ptr, vocab, row, rows, blocks, LEVELS, BLOCKS)
-        equal = (distance == limit).to(tl.int32)
-        before = tl.sum(tl.where(tl.arange(0, BLOCKS) < block, tied, 0), 0)
-        rank = before + tl.cumsum(equal, 0) - equal
-        scaled = tl.where((distance < limit) | ((equal > 0) & (rank < ties)), scaled, NEVER)
-    return token, scaled
-
-
-@triton.jit
-def _likely_enough(scaled, min_p_ptr, row, LEVELS: tl.constexpr):
-    """Return scores with -inf for those that min-p drops."""
-    if LEVELS > 0:
-        min_p = tl.load(min_p_ptr + row)
-        if min_p > 0:
-            scaled = tl.where(scaled >= tl.log(min_p.to(tl.float64)).to(tl.float32), scaled, NEVER)
-    return scaled
-
-
-@triton.jit(do_not_specialize=_OF_ROWS)
-def approximate_scores_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, min_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
-    bests_ptr,  # float32 [2, rows, blocks]: the largest logits (input), the best scores (output)
-    limits_ptr, counts_ptr,
-    masses_ptr,  # float32 [2, rows, blocks]: output in the first half, the mass that top-k keeps
-    vocab, stride, blocks,
-    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Compute the best score of one block of one row with approximate noise; with filters, also the block's mass."""
-    row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    pdl_wait(PDL)
-    pdl_launch_next(PDL)
-    highest = highest_of(bests_ptr, row, blocks, BLOCKS)
-    best = NEVER
+    noise = noise_of(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row)
+    highest = highest_in(logits)
+    bound = NEVER
     if tl.abs(highest) < float("inf"):
-        token, scaled = _scores(
-            logits_ptr, temperature_ptr, top_k_ptr, limits_ptr, counts_ptr, row, rows, block, vocab, stride, blocks,
-            highest, LEVELS, BLOCK, BLOCKS,
-        )  # fmt: skip
-        if LEVELS > 0:
-            tl.store(masses_ptr + row * blocks + block, tl.sum(tl.exp(scaled), 0))
-        scaled = _likely_enough(scaled, min_p_ptr, row, LEVELS)
-        if tl.max(scaled, 0) > NEVER:
-            u = row_uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
-            best = tl.max(scaled + gumbel_approximate(u), 0)
-    tl.store(bests_ptr + (rows + row) * blocks + block, best)
+        bound = tl.max(score_bounds(token, logits, highest, tl.load(temperature_ptr + row), noise), 0)
+    at = bests_ptr + row * blocks + block
+    tl.store(at, highest)
+    tl.store(at + rows * blocks, bound)
 
 
-@triton.jit(do_not_specialize=_OF_ROWS)
+@triton.jit(do_not_specialize=["temperature_ptr", "seed_low_ptr", "seed_high_ptr", "choice_ptr", "position_ptr"])
 def winner_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, min_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
-    bests_ptr, limits_ptr, counts_ptr, tokens_ptr, vocab, stride, blocks,
-    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
+    logits_ptr, temperature_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, bests_ptr,
+    tokens_ptr,  # int64 [rows]: output
+    vocab, stride, blocks,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store the token of one row with the largest exact score and noise; -1 without one."""
     row, rows, index = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, BLOCKS)
     pdl_wait(PDL)
     pdl_launch_next(PDL)
-    approximate_scores = tl.load(bests_ptr + (rows + row) * blocks + index, mask=index < blocks, other=NEVER)
-    may_win = approximate_scores > tl.max(approximate_scores, 0) - 2 * MARGIN
-    block = tl.min(tl.where(may_win, index, BLOCKS), 0)
+    highest = highest_of(bests_ptr, row, blocks, BLOCKS)
     winner = tl.full([], -1, tl.int32)
-    if block < BLOCKS:
-        highest = highest_of(bests_ptr, row, blocks, BLOCKS)
+    if tl.abs(highest) < float("inf"):
+        temperature = tl.load(temperature_ptr + row)
+        noise = noise_of(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row)
+        at = bests_ptr + row * blocks + index
+        bests = tl.load(at, mask=index < blocks, other=NEVER)
+        bounds = tl.load(at + rows * blocks, mask=index < blocks, other=NEVER)
+        bounds += (bests - highest) * sharpness(temperature)
         best = tl.full([], NEVER, tl.float64)
-        while block < BLOCKS:
-            token, scaled = _scores(
-                logits_ptr, temperature_ptr, top_k_ptr, limits_ptr, counts_ptr, row, rows, block, vocab, stride, blocks,
-                highest, LEVELS, BLOCK, BLOCKS,
-            )  # fmt: skip
-            scaled = _likely_enough(scaled, min_p_ptr, row, LEVELS)
-            u = row_uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
-            most, who = best_draw(token, scaled, u, vocab)
-            winner = tl.where(most > best, who, winner)
-            best = tl.maximum(best, most)
-            block = tl.min(tl.where(may_win & (index > block), index, BLOCKS), 0)
+        bound = tl.max(bounds, 0)
+        while (bound > NEVER) & may_beat(bound, best):
+            block = tl.min(tl.where(bounds == bound, index, BLOCKS), 0)
+            bounds = tl.where(index == block, NEVER, bounds)
+            bound = tl.max(bounds, 0)
+            token = block * BLOCK + tl.arange(0, BLOCK)
+            row_ptr = logits_ptr + row * stride
+            logits = tl.load(row_ptr + token, mask=token < vocab, other=NEVER).to(tl.float32)
+            each = score_bounds(token, logits, highest, temperature, noise)
+            best, winner = better_of(token, each, best, winner, row_ptr, highest, temperature, noise, vocab)
     tl.store(tokens_ptr + row, winner.to(tl.int64))
 
 
@@ -144,36 +102,32 @@ def sample(
     noise: NoiseKey,
     *,
     tiling: Tiling = TILINGS[0],
+    capacity: int = CAPACITY,
 ) -> torch.Tensor:
     """Sample the same tokens as the reference, except where probabilities lie within rounding of top-p."""
     rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")
-    blocks, levels = cdiv(vocab, tiling.block), 0
+    blocks = cdiv(vocab, tiling.block)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    bests = torch.empty(2, rows, blocks, device=logits.device)
     shape = vocab, logits.stride(0), blocks
-    pdl = {**pdl_options(logits.device), "BLOCK": tiling.block}
-    whole: dict[str, Any] = {**pdl, "BLOCKS": power_of_two(blocks)}
-    options = {**whole, "num_warps": tiling.warps}
+    pdl = pdl_options(logits.device)
+    of_blocks: dict[str, Any] = {"BLOCK": tiling.block, "num_warps": tiling.warps, **pdl}
+    of_rows: dict[str, Any] = {"BLOCKS": power_of_two(blocks), "num_warps": 8, **pdl}
     temperature = temperature.contiguous()
     words = [word.contiguous() for word in (noise.seed_low, noise.seed_high, noise.choice, noise.position)]
-    top_k = min_p = limits = counts = masses = None
-    launch(highest_kernel, (rows, blocks), (logits, bests), shape, num_warps=tiling.warps, **pdl)
-    if filters is not None:
-        levels = LEVELS[logits.dtype]
-        top_k, top_p, min_p = (given.contiguous() for given in (filters.top_k, filters.top_p, filters.min_p))
-        limits, counts = found = allocate_limits(logits, blocks)
-        masses = torch.empty_like(bests)
-        if "top_k" not in filters.off:
-            find_limits(logits, temperature, top_k, bests, found, shape, options)
-    given = logits, temperature, top_k, min_p, *words, bests, limits, counts
-    launch(approximate_scores_kernel, (rows, blocks), (*given, masses), shape, LEVELS=levels, **options)
-    launch(winner_kernel, (rows,), (*given, tokens), shape, LEVELS=levels, num_warps=8, **whole)
-    if filters is not None and "top_p" not in filters.off:
-        launch(
-            preceding_mass_kernel, (rows, blocks), (logits, temperature, top_p, bests, tokens, masses), shape, **options
-        )
-        drawn = logits, temperature, top_p, *words, bests, tokens, masses
-        launch(redraw_kernel, (rows,), drawn, shape, num_warps=16, **whole)
+    if filters is None:
+        given = logits, temperature, *words, torch.empty(2, rows, blocks, device=logits.device)
+        launch(score_bounds_kernel, (rows, blocks), given, shape, **of_blocks)
+        launch(winner_kernel, (rows,), (*given, tokens), shape, BLOCK=tiling.block, **of_rows)
+        return tokens
+    room = {"CAPACITY": capacity}
+    top_k, top_p, min_p = (given.contiguous() for given in (filters.top_k, filters.top_p, filters.min_p))
+    cuts, bests, sums = (torch.empty(size, device=logits.device) for size in (rows, rows * blocks, rows * blocks))
+    counts, listed = (torch.empty(size, dtype=torch.int32, device=logits.device) for size in (rows, rows * capacity))
+    found = cuts, counts, listed, torch.empty(rows * capacity, device=logits.device), bests, sums
+    launch(cut_kernel, (rows,), (logits, top_k, cuts, counts), shape[:2], num_warps=8, **room, **pdl)
+    launch(collect_kernel, (rows, blocks), (logits, temperature, *found), shape, **room, **of_blocks)
+    given = logits, temperature, top_k, top_p, min_p, *words, *found, tokens
+    launch(choose_kernel, (rows,), given, shape, TILE=_TILE, **room, **of_rows)
     return tokens

@@ -21,7 +21,7 @@ from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.penalties import Penalties, TokenCounts, add_bias
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import FILTERS, Filters
-from tercet.protocol.messages.values import SAMPLING_FIELDS, unpack_ints
+from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens, penalize_drafts
@@ -159,8 +159,9 @@ class _FixedParams:
         self.rows: _Rows | None = None  # the rows that were written last
         self._words = torch.zeros(3, slots, dtype=torch.int64, device=device)
         self._temperature = torch.ones(slots, device=device)
-        # int64 and float32, as the type of the neutral value
-        self._filters = {name: torch.full((slots,), SAMPLING_FIELDS[name].neutral, device=device) for name in FILTERS}
+        # padding rows keep one token, which is drawn fastest
+        strictest = zip(FILTERS, (1, 0.0, 1.0), strict=True)
+        self._filters = {name: torch.full((slots,), value, device=device) for name, value in strictest}
 
     def write(self, draw: _Draw) -> None:
         """Write the parameters of the first rows."""
@@ -177,7 +178,7 @@ class _FixedParams:
         seed_low, seed_high, choice = self._words[:, :rows].unbind()
         filters = None
         if mode.filters:
-            filters = Filters(**{name: values[:rows] for name, values in self._filters.items()}, off=mode.off)
+            filters = Filters(**{name: values[:rows] for name, values in self._filters.items()})
         return _Draw(None, (seed_low, seed_high, choice), self._temperature[:rows], filters)
 
 
@@ -335,7 +336,7 @@ class Sampler:
             )
             some = rows if len(rows) < len(slots) else None
             seed_low, seed_high, choice = words.unbind()
-            kept = Filters(*filters, off=draw.off) if filters else None
+            kept = Filters(*filters) if filters else None
             draws.append(_Draw(some, (seed_low, seed_high, choice), temperature, kept))
         penalized = None
         if len(step.penalized):

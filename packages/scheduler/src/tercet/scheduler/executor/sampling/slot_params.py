@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tercet.kernels.ops.sampling import FILTERS, SKIPPABLE
+from tercet.kernels.ops.sampling import FILTERS
 from tercet.protocol.messages.values import SAMPLING_FIELDS, SamplingParams
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array
@@ -29,7 +29,6 @@ class Draw:
     words: Array  # int64 [3, n] for `NoiseKey`: seed low, seed high, choice
     temperature: Array  # float32 [n]
     filters: Mapping[str, Array]  # each of `FILTERS` [n]; empty for draws from the whole vocabulary
-    off: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class SamplingMode:
 
     draws: bool
     filters: bool = False
-    off: frozenset[str] = frozenset(SKIPPABLE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +62,7 @@ class Arrangement:
         draw = self.draws[0]
         if len(draw.rows) < rows:
             return None
-        return SamplingMode(draws=True, filters=bool(draw.filters), off=draw.off)
+        return SamplingMode(draws=True, filters=bool(draw.filters))
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,13 +168,11 @@ class SlotParams:
     def _draw(self, rows: Array, slots: Array, kind: int) -> Draw:
         slots = slots[rows]
         filters = {name: self._columns[name][slots] for name in FILTERS} if kind == _FILTERED else {}
-        on = {name for name, values in filters.items() if (values != SAMPLING_FIELDS[name].neutral).any()}
         return Draw(
             rows=rows,
             words=self._words.take(slots, axis=1),
             temperature=self._columns["temperature"][slots],
             filters=filters,
-            off=frozenset(SKIPPABLE) - on,
         )
 
 
