@@ -103,7 +103,7 @@ def take(fn, compile, **_):
     seen.add((fn.jit_function.fn.__name__, *(str(compile[key]) for key in ("signature", "configs", "constants"))))
     return True
 
-with compiling._launches_go_to(take, compiling._CompileTarget(GPUTarget("cuda", 90, 32))):
+with compiling._launches_go_to(take, compiling.CompileTarget(GPUTarget("cuda", 90, 32))):
 {steps}
 print(*sorted(name for name, *_ in seen))
 """
@@ -282,7 +282,7 @@ from triton.runtime import driver
 from tercet.kernels.triton import launch
 from tercet.kernels.tools import compiling
 for architecture in (80, 90, 100, 120):
-    driver.set_active(compiling._CompileTarget(GPUTarget("cuda", architecture, 32)))
+    driver.set_active(compiling.CompileTarget(GPUTarget("cuda", architecture, 32)))
     here = torch.device("cpu")
     print(architecture, launch.pdl_options(here)["PDL"], launch.multiplies_from_memory(here))
 """

@@ -1,6 +1,7 @@
 """The size of the KV cache, from options and the memory of a device that a test makes up."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tercet.kernels.ops import sampler_ops
+from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.executor import kv_budget
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes
 from tercet.scheduler.executor.kv_pool import KVShape
@@ -32,7 +34,15 @@ class Memory:
         patch.setattr(kv_budget, "total_bytes", lambda _: self.total)
         patch.setattr(kv_budget, "available_bytes", lambda _: self.available)
         patch.setattr(kv_budget, "shares_host_memory", lambda device: device.type == "cpu")
+        patch.setattr(kv_budget, "one_page_runner", lambda *_, **__: None)
+        patch.setattr(kv_budget, "precompile", self.precompile)
         patch.setattr(kv_budget, "profile_run", self.run)
+        self.compiled: list[Plan] = []
+
+    def precompile(self, _: object, plans: Iterable[Plan], cores: int) -> None:
+        assert self.available == 700 * PAGE, "kernels are compiled before a step runs"
+        assert cores >= 1
+        self.compiled += plans
 
     def run(self, *_: object, **__: object) -> None:
         self.available -= 100 * PAGE
@@ -67,6 +77,16 @@ def test_without_options_the_cache_is_a_share_of_free_memory() -> None:
 def test_a_gpu_gives_most_of_what_a_step_leaves(memory: Memory) -> None:
     assert pages(CUDA) == 540
     assert memory.available == 600 * PAGE
+
+
+def test_a_gpu_compiles_the_kernels_of_every_usual_step_first(memory: Memory) -> None:
+    pages(CUDA, kv_cache_bytes=10 * PAGE)
+    longest = max(sum(row.count for row in plan.rows) for plan in memory.compiled)
+    assert longest == WorkerOptions(model=Path("model"), slots=10).step_tokens
+    assert len(memory.compiled) > 20
+    memory.compiled.clear()
+    pages(CPU)
+    assert memory.compiled == []
 
 
 @pytest.mark.usefixtures("memory")

@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 from tercet.kernels.attention import triton, triton_latent, triton_plan
 from tercet.kernels.tools import compiling
+from tercet.kernels.triton.precompile import CompileTarget
 from tercet.kernels.triton.sampling import sampler_ops
 from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
@@ -122,7 +123,7 @@ def main(directory: Path, places: int) -> None:
         compiled[key] = None
         return True
 
-    with compiling._launches_go_to(note, compiling._CompileTarget(GPUTarget("cuda", 90, 32))), torch.inference_mode():
+    with compiling._launches_go_to(note, CompileTarget(GPUTarget("cuda", 90, 32))), torch.inference_mode():
         runner = runner_of(directory, places)
         known = len(compiled)
         for plan in plans(places):

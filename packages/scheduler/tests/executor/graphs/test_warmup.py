@@ -8,6 +8,7 @@ from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.executor.graphs.warmup import (
     compile_mask_kernels,
     measured_kv_bytes,
+    one_page_runner,
     ordinary_plans,
     profile_run,
     worst_plan,
@@ -59,17 +60,17 @@ def test_the_worst_plan_fills_the_step_and_every_slot() -> None:
 
 
 def rehearsed(model: Any, ops: Any) -> None:
-    profile_run(
+    runner = one_page_runner(
         model,
         TorchNativeAttention,
         ops,
         {0: KVShape(page_size=4, kv_heads=1, head_dim=4, dtype=torch.float32)},
         slots=3,
-        tokens=20,
         context_length=30,
         vocab_size=50,
         device=torch.device("cpu"),
     )
+    profile_run(runner, worst_plan(3, 20, 30), None, None)
 
 
 def test_it_runs_on_a_model(attending: Any) -> None:

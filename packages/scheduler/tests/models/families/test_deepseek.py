@@ -23,7 +23,7 @@ from tercet.kernels.ops import sampler_ops
 from tercet.protocol.messages.values import unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
 from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
-from tercet.scheduler.executor.graphs.warmup import profile_run
+from tercet.scheduler.executor.graphs.warmup import one_page_runner, profile_run, worst_plan
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.loading import shape_of
 from tercet.scheduler.executor.model_runner import ModelRunner
@@ -238,17 +238,17 @@ def test_the_worst_step_is_rehearsed(checkpoints: Checkpoints) -> None:
     config = model.config
     assert config.latent is not None
     shape = KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank)
-    profile_run(
+    runner = one_page_runner(
         model,
         TorchNativeLatent,
         sampler_ops,
         dict.fromkeys(range(config.layers), shape),
         slots=3,
-        tokens=40,
         context_length=64,
         vocab_size=config.vocab_size,
         device=CPU,
     )
+    profile_run(runner, worst_plan(3, 40, 64), None, None)
 
 
 def test_a_page_holds_each_latent_once(checkpoints: Checkpoints) -> None:

@@ -23,6 +23,7 @@ from triton.runtime import driver
 
 from tercet.kernels.tools.launch_specs import CASES
 from tercet.kernels.triton.launch import shared_memory_of
+from tercet.kernels.triton.precompile import CompileTarget
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,6 @@ def resources_of(machine_code: bytes) -> Resources:
     return Resources(sizes["REG"], sizes["STACK"] + sizes["LOCAL"], len(instructions))
 
 
-class _CompileTarget:
-    """Stub driver of an absent GPU."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self._target = target
-
-    def get_current_device(self) -> int:
-        return self._target.arch  # type: ignore[no-any-return]  # kernels are cached by device: one per architecture
-
-    def get_current_stream(self, device: int) -> int:  # noqa: ARG002
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-
 def compile_case(name: str, architecture: int) -> list[Compiled]:
     """Compile every kernel that a case launches.
 
@@ -101,13 +86,13 @@ def compile_case(name: str, architecture: int) -> list[Compiled]:
         results.append(Compiled(name, fn.name, architecture, len(code), shared, ptx, code))
         return True
 
-    with _launches_go_to(take, _CompileTarget(target)), torch.inference_mode():
+    with _launches_go_to(take, CompileTarget(target)), torch.inference_mode():
         CASES[name]()
     return results
 
 
 @contextlib.contextmanager
-def _launches_go_to(take: Callable[..., bool], device: _CompileTarget) -> Iterator[None]:
+def _launches_go_to(take: Callable[..., bool], device: CompileTarget) -> Iterator[None]:
     if knobs.runtime.interpret:
         raise RuntimeError("kernels are compiled only without TRITON_INTERPRET")
     before = driver._active  # there may be none, and the public getter would fail

@@ -1,6 +1,6 @@
 """The memory budget of the cache: shape of a KV page, pages of each cache group, and snapshots of recurrent states."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -8,13 +8,22 @@ from typing import NamedTuple
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
+from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.core.window_pages import window_pages
+from tercet.scheduler.device.cpu_threads import allowed_cores
 from tercet.scheduler.device.device_memory import available_bytes, shares_host_memory, total_bytes
-from tercet.scheduler.executor.graphs.warmup import measured_kv_bytes, profile_run
+from tercet.scheduler.executor.graphs.precompile import precompile
+from tercet.scheduler.executor.graphs.warmup import (
+    measured_kv_bytes,
+    one_page_runner,
+    ordinary_plans,
+    profile_run,
+    worst_plan,
+)
 from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
 from tercet.scheduler.executor.media.audio import StepAudio
 from tercet.scheduler.executor.media.images import LoadedImages
-from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, HeadShape, ModelConfig
@@ -125,10 +134,16 @@ class KVBudget:
             )
 
     def sizes(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> CacheSizes:
-        """Return the sizes, the same in all ranks. Raise ValueError if memory does not hold one page."""
+        """Return the sizes, the same in all ranks. Raise ValueError if memory does not hold one page.
+
+        On a GPU, first compile the kernels of steps.
+        """
         given = self.options.kv_cache_bytes
+        runner = partial(self._runner, model, backend, ops)
+        if self.device.type == "cuda":
+            precompile(runner, [self._largest, *self._ordinary], len(allowed_cores()) // self.options.host_ranks)
         if given is None:
-            given = self._free_bytes(model, backend, ops)
+            given = self._free_bytes(runner)
         if self.shard.stage.count == 1:
             return self.sizes_in(self.shard.all_reduce_min(given))
         return CacheSizes(self.shard.all_reduce_min(self.sizes_in(given).pages))
@@ -142,33 +157,53 @@ class KVBudget:
         window = KVGroup(name="window", layers=windowed, pages=sizes.window_pages, window=self._window)
         return [KVGroup(name="full", layers=full, pages=sizes.pages), window]
 
-    def _free_bytes(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> int:
-        """Return a share of free memory; on a GPU, after a profile run of the largest possible step.
-
-        A CPU's free memory is divided among its ranks. If a GPU shares memory with the host, the smaller share applies,
-        as on a CPU. `mem_fraction_static` replaces the smaller share.
-        """
-        options, config, device = self.options, self.config, self.device
-        static = self._static_bytes()
-        share = _SHARED_SHARE if shares_host_memory(device) and static is None else _OWN_SHARE
-        if device.type != "cuda":
-            free = available_bytes(device) * share
-            return int((free if static is None else min(free, static)) / self.options.host_ranks)
-        run = partial(
-            profile_run,
+    def _runner(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> ModelRunner:
+        options, config = self.options, self.config
+        return one_page_runner(
             model,
             backend,
             ops,
             self.shapes,
             states=state_layers(config, self.shard),
             slots=options.rows,
-            tokens=options.step_tokens + self._excess_tokens,
-            images=self.images,
             audio=self.audio,
             context_length=config.context_length,
             vocab_size=config.vocab_size,
-            device=device,
+            device=self.device,
         )
+
+    @property
+    def _largest(self) -> Plan:
+        options = self.options
+        return worst_plan(options.rows, options.step_tokens + self._excess_tokens, self.config.context_length)
+
+    @property
+    def _ordinary(self) -> Iterator[Plan]:
+        options = self.options
+        return ordinary_plans(
+            options.rows,
+            options.step_tokens,
+            self.config.context_length,
+            chained=options.draft_rows > 0,
+            adapted=False,
+        )
+
+    def _free_bytes(self, runner: Callable[[], ModelRunner]) -> int:
+        """Return a share of free memory; on a GPU, after a profile run of the largest possible step.
+
+        A CPU's free memory is divided among its ranks. If a GPU shares memory with the host, the smaller share applies,
+        as on a CPU. `mem_fraction_static` replaces the smaller share.
+        """
+        options, device = self.options, self.device
+        static = self._static_bytes()
+        share = _SHARED_SHARE if shares_host_memory(device) and static is None else _OWN_SHARE
+        if device.type != "cuda":
+            free = available_bytes(device) * share
+            return int((free if static is None else min(free, static)) / self.options.host_ranks)
+
+        def run() -> None:
+            profile_run(runner(), self._largest, self.images, self.audio)
+
         free = measured_kv_bytes(partial(available_bytes, device), run, share, options.step_tokens)
         return free if static is None else min(free, static)
 

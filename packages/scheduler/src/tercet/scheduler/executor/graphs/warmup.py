@@ -126,29 +126,22 @@ def compile_mask_kernels(ops: SamplingOps, vocab_size: int, dtype: torch.dtype, 
         ops.apply_bitmask_(torch.zeros(1, vocab_size, dtype=each, device=device), mask)
 
 
-def profile_run(
+def one_page_runner(
     model: Model,
     backend: Callable[[], AttentionBackend],
     ops: SamplingOps,
     layers: Mapping[int, KVShape],
     *,
     slots: int,
-    tokens: int,
     context_length: int,
     vocab_size: int,
     device: torch.device,
     states: Mapping[int, Sequence[StateTensor]] = {},
-    images: LoadedImages | None = None,
     audio: StepAudio | None = None,
-) -> None:
-    """Run the largest plan over a cache of one page, which all rows overwrite: only its memory matters.
-
-    An image or an audio clip is encoded before, as it is within steps.
-
-    The step is not split. Raise torch.OutOfMemoryError if it does not fit.
-    """
+) -> ModelRunner:
+    """Return a runner over a cache of one page, which all rows overwrite. Its steps are not split."""
     pool = KVPool([KVGroup(name="rehearsal", layers=layers, pages=1)], device)
-    runner = ModelRunner(
+    return ModelRunner(
         model,
         pool,
         backend,
@@ -161,11 +154,18 @@ def profile_run(
         states=StatePool(states, slots, 0, device) if states else None,
         media=None if audio is None else StepMedia(None, audio, sliced=False),
     )
+
+
+def profile_run(runner: ModelRunner, plan: Plan, images: LoadedImages | None, audio: StepAudio | None) -> None:
+    """Run the largest plan: only its memory matters.
+
+    An image or an audio clip is encoded before, as it is within steps. Raise torch.OutOfMemoryError if it does not fit.
+    """
     if images is not None:
         images.encode_blank()
     if audio is not None:
         audio.encode_blank()
-    runner.execute(worst_plan(slots, tokens, context_length)).result()
+    runner.execute(plan).result()
 
 
 def _refuse() -> None:
