@@ -2,7 +2,7 @@
 
 python -m tools.gpu_check [--stage NAME ...] [--out benchmarks/results] [--bundle FILE] [--stop-when-wrong]
 python -m tools.gpu_check --minutes 15 [--bundle FILE]
-python -m tools.gpu_check --plan 15
+python -m tools.gpu_check --plan [15]
 python -m tools.gpu_check --choices
 python -m tools.gpu_check --table [--bundle FILE]
 python -m tools.gpu_check --unbundle FILE [--out benchmarks/results]
@@ -20,6 +20,7 @@ refuses to run.
 import argparse
 import datetime
 import json
+import os
 import signal
 import sys
 import time
@@ -128,7 +129,7 @@ def main(arguments: list[str]) -> int:
     if options.choices:
         return write_choices(read(options.out), CHOICES)
     if options.plan:
-        print(plan_text(options.stage, options.plan))
+        _show(plan_text(options.stage, options.plan))
         return 0
     if options.table:
         return _print_tables(by_device(read_file(options.bundle)) if options.bundle else read(options.out))
@@ -170,7 +171,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--bundle", type=Path, help="keep the records of this run in one file, too")
     parser.add_argument("--stop-when-wrong", action="store_true", help="measure nothing after correctness that failed")
     parser.add_argument("--minutes", type=float, help="run the most wanted stages, and end in time")
-    parser.add_argument("--plan", type=float, metavar="MINUTES", help="print the order of the stages for a time")
+    parser.add_argument(
+        "--plan", type=float, nargs="?", const=15.0, metavar="MINUTES", help="print the order of the stages for a time"
+    )
     parser.add_argument("--choices", action="store_true", help="write the table of kernels from the records of tuning")
     parser.add_argument("--table", action="store_true", help="print what OUT, or the bundle, says, and measure nothing")
     parser.add_argument("--unbundle", type=Path, metavar="FILE", help="write a bundle's records to OUT, and end")
@@ -196,9 +199,17 @@ def _tuned(records: Mapping[str, Results]) -> Results:
     return results
 
 
+def _show(text: str) -> None:
+    """Print a text whose reader may close the pipe early, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes again at exit
+
+
 def _print_tables(found: Records) -> int:
     for device, records in found.items():
-        print(f"{device}\n\n{table(records)}\n")
+        _show(f"{device}\n\n{table(records)}\n")
     if not found:
         print("nothing was measured", file=sys.stderr)
     return 0 if found else 2

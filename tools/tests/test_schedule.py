@@ -1,5 +1,7 @@
 """Order of the stages for a number of minutes."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,13 @@ def test_the_next_run_leaves_out_what_the_bundle_has(tmp_path: Path) -> None:
     write(record("mixtures", complete=False), tmp_path, bundle)
     assert gpu_check._missing(["decode", "mixtures", "step"], bundle) == ["mixtures", "step"]
     assert gpu_check._missing(["decode"], None) == ["decode"]
+
+
+def test_a_reader_may_have_enough_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `head` has, which closes the pipe."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert gpu_check.main(["--plan"]) == 0
+        closed.write("more, as the interpreter flushes at exit")
