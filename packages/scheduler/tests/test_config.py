@@ -37,8 +37,15 @@ def test_only_what_computes_on_a_gpu_counts_as_one(monkeypatch: pytest.MonkeyPat
 def test_a_pipeline_has_a_step_for_each_stage_and_no_draft_tokens() -> None:
     for gpu in (False, True):
         assert ScheduleOptions().steps_ahead(gpu=gpu, stages=4) == 4
-        assert ScheduleOptions().draft_rows(gpu=gpu, stages=4) == 0
+        assert ScheduleOptions().draft_rows(stages=4) == 0
     ScheduleOptions().check_stages(4)
+
+
+def test_draft_tokens_must_pay_on_a_gpu_unless_the_option_is_given() -> None:
+    default, explicit = ScheduleOptions(), ScheduleOptions(speculative_tokens=4)
+    assert (default.draft_rows(), explicit.draft_rows()) == (8, 4)
+    assert [default.draft_by_cost(gpu=gpu) for gpu in (False, True)] == [False, True]
+    assert not explicit.draft_by_cost(gpu=True)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ class ScheduleOptions:
     overlap: Literal[0, 1] | None = None
     """Steps in flight while the next one is planned; otherwise 0, and 1 on a GPU."""
     speculative_tokens: int | None = None
-    """Tokens up to which a step that decodes is filled with guesses of what follows; otherwise 8, and 0 on a GPU."""
+    """Tokens up to which a step that decodes is filled with guesses; otherwise 8, and on a GPU 8 where it pays."""
     max_loras: int = 0
     """Adapters that can run side by side, each in as many requests as there are; 0 refuses them."""
     max_lora_rank: int = 64
@@ -259,9 +259,13 @@ class ScheduleOptions:
         """
         return 8 if gpu else 34
 
-    def draft_rows(self, *, gpu: bool, stages: int = 1) -> int:
+    def draft_rows(self, *, stages: int = 1) -> int:
         """Return `speculative_tokens`, with its default resolved: 0 with several pipeline stages."""
-        return (0 if gpu or stages > 1 else 8) if self.speculative_tokens is None else self.speculative_tokens
+        return (0 if stages > 1 else 8) if self.speculative_tokens is None else self.speculative_tokens
+
+    def draft_by_cost(self, *, gpu: bool) -> bool:
+        """Return whether draft tokens must pay by measured times: by default on a GPU, where nothing is known."""
+        return gpu and self.speculative_tokens is None
 
     def steps_ahead(self, *, gpu: bool, stages: int = 1) -> int:
         """Return `overlap`, with its default resolved: each of several pipeline stages computes another step."""

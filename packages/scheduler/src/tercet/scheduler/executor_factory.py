@@ -81,7 +81,7 @@ def _worker_options(
         logprobs_mode=schedule.logprobs_mode,
         max_loras=schedule.max_loras,
         max_lora_rank=schedule.max_lora_rank,
-        draft_rows=schedule.draft_rows(gpu=gpu, stages=options.pipeline_parallel_size),
+        draft_rows=schedule.draft_rows(stages=options.pipeline_parallel_size),
         expert_parallel_size=experts.expert_parallel_size,
         expert_loads=() if experts.init_expert_location is None else read_loads(experts.init_expert_location),
         redundant_experts=experts.ep_num_redundant_experts,

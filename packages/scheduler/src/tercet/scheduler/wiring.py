@@ -289,7 +289,8 @@ class SchedulerProcess:
             max_queued=schedule.max_queued_requests,
             radix_cache=not schedule.disable_radix_cache,
             protection=schedule.protection(gpu=on_gpu(self._model)),
-            draft_rows=schedule.draft_rows(gpu=on_gpu(self._model), stages=self._model.pipeline_parallel_size),
+            draft_rows=schedule.draft_rows(stages=self._model.pipeline_parallel_size),
+            draft_by_cost=schedule.draft_by_cost(gpu=on_gpu(self._model)),
             stages=self._model.pipeline_parallel_size,
         )
 

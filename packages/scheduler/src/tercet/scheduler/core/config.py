@@ -33,6 +33,8 @@ class CoreConfig(msgspec.Struct, frozen=True):
     """Share of the token budget, as a divisor, that a tenant gets while choices of another tenant decode."""
     draft_rows: int = 0
     """Rows up to which a step of decodes is filled with draft tokens: as many as cost little more than one."""
+    draft_by_cost: bool = False
+    """Draft tokens only where measured times of steps and the acceptance of a choice show that it pays."""
     stages: int = 1
     """Pipeline stages of the executor. A choice with a token in flight is in no later plan, and plans share choices."""
 

@@ -7,6 +7,8 @@ class PipelineStages:
     def __init__(self, count: int) -> None:
         self._count = count
         self._full = False
+        self.in_flight = 0
+        """Plans in flight when the present one was begun."""
 
     @property
     def several(self) -> bool:
@@ -15,6 +17,7 @@ class PipelineStages:
 
     def begin(self, in_flight: int) -> None:
         """Note how many plans are in flight."""
+        self.in_flight = in_flight
         self._full = self.several and in_flight >= self._count
 
     def most_decodes(self, running: int) -> int:

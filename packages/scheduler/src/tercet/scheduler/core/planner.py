@@ -49,7 +49,7 @@ class Planner:
         self._memory = memory
         self._waiting = waiting
         self._counters = counters
-        self._drafter = Drafter(config.draft_rows, memory.cache)
+        self._drafter = Drafter(config, memory.cache)
         self._budget = max(config.token_budget, len(memory.free_slots))
         self._share = TenantShare.of(max(1, self._budget // config.protection))
         self._reserve = config.reserve
@@ -90,6 +90,7 @@ class Planner:
         updates, memory.updates = memory.updates, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
         builder.add_to(self._counters)
+        self._drafter.observe(builder, self.stages.in_flight)
         states = memory.states
         restores, snapshots = ([], []) if states is None else states.plan(step, builder.rows, builder.reqs)
         if memory.windows is not None:

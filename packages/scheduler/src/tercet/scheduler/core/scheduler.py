@@ -172,7 +172,7 @@ class Scheduler:
                 self.intake.refuse_adapter(message.adapter, message.fault, outputs)
 
     def schedule(self, now: float = 0.0) -> Plan | None:
-        """Plan the next step, if there is one. `now` changes no decision: it measures how long choices have waited."""
+        """Plan the next step, if there is one. `now` measures waiting times and, for `draft_by_cost`, steps."""
         planned: tuple[Plan, list[Req]] | None = None
         if self._loads_weights:
             self._retract_all()

@@ -97,6 +97,8 @@ class Driver:
         """Oracle of every answer; it also runs the plans, unless another executor was given."""
         self.executor = self.fake if executor is None else executor
         self.overlap = overlap
+        self.now = 0.0
+        """Reading of the clock that the core gets with each call of `schedule`."""
         self.in_flight: deque[Pending[StepResult]] = deque()
         self.plans: list[Plan] = []
         self.output: dict[Choice, list[int]] = {}
@@ -125,7 +127,7 @@ class Driver:
         late = self.executor.late_masks
         if late is not None and late.busy:
             self.send(*(MaskReady(*each) for each in late.pop_ready()))
-        plan = self.core.schedule()
+        plan = self.core.schedule(self.now)
         self.check()
         if plan is not None:
             self.plans.append(plan)

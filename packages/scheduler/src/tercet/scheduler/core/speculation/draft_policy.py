@@ -22,6 +22,8 @@ WORTH = 0.1
 KEPT = 0.75
 """Weight that earlier draft tokens keep in the acceptance rate at each new draft."""
 LONGEST_PAUSE = 32
+FORGETTING = 0.98
+"""Weight that the acceptance rate keeps in each step whose draft would not have paid; then one is tried again."""
 
 
 class PredictedText:
@@ -83,12 +85,27 @@ class DraftPolicy:
     @property
     def width(self) -> int:
         """Number of draft tokens worth verifying at once: the last of them is still accepted often enough."""
-        rate = (self._right + 1) / (self._tried + 1.5)
+        rate = self._rate
         width, chance = 1, rate * rate
         while chance > WORTH and width < LARGEST_WIDTH:
             width += 1
             chance *= rate
         return width
+
+    @property
+    def _rate(self) -> float:
+        """Estimated acceptance rate of a draft token after accepted ones."""
+        return (self._right + 1) / (self._tried + 1.5)
+
+    def gain(self, drafted: int) -> float:
+        """Return the expected number of accepted ones among so many draft tokens."""
+        rate = self._rate
+        return rate * (1 - rate**drafted) / (1 - rate)
+
+    def forget(self) -> None:
+        """Move the acceptance rate towards that of a new choice."""
+        self._right *= FORGETTING
+        self._tried *= FORGETTING
 
     def learn(self, drafted: int, right: int) -> None:
         """Note that `right` of `drafted` tokens were accepted.
