@@ -94,6 +94,25 @@ def _decodes(scale: Scale) -> Iterator[_Work]:
         yield _Work(f"batch {count}", partial(_decoded, backends, rows, q, caches), expected, 1.0 * caches.nbytes)
 
 
+def _prompts(scale: Scale) -> Iterator[_Work]:
+    """Yield prompts of one layer: without a cached prefix, and after one.
+
+    They are bound by matrix products: the share of the copy bandwidth is small.
+    """
+    shape, dim, half = scale.large, scale.large.head_dim, scale.prompt // 2
+    for size, row in ((f"prompt {half}", (half, half)), (f"{half // 2} after {half}", (half // 2, half // 2 + half))):
+        batch = make_batch([row], PAGE_SIZE, scale.device)
+        pages = int(batch.page_table.max()) + 1
+        caches = torch.randn(2, pages, PAGE_SIZE, shape.kv_heads, dim, device=scale.device).to(scale.dtype)
+        q = torch.randn(row[0], shape.heads, dim, device=scale.device).to(scale.dtype)
+        expected = _attended(TorchNativeAttention(), batch, q, caches)
+        yield _Work(size, partial(_extended, batch, q, caches), expected, 1.0 * caches.nbytes)
+
+
+def _extended(*given: Any, tiling: Tiling) -> Tensors:
+    return _attended(attention.TritonAttention(extends=tiling), *given)
+
+
 def _decoded(backends: dict[Tiling, AttentionBackend], *given: Any, tiling: Tiling) -> Tensors:
     return _attended(backends.setdefault(tiling, attention.TritonAttention(tiling)), *given)
 
@@ -196,6 +215,7 @@ OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]
     "embedding": (embedding.TILINGS, _embedding),
     "rope_store": (rope.TILINGS, _rope),
     "decode": (attention.DECODE_TILINGS, _decodes),
+    "prompt": (attention.EXTEND_TILINGS, _prompts),
     "latent decode": (triton_latent.DECODE_TILINGS, _latent_decodes),
     "latent prompt": (triton_latent.EXTEND_TILINGS, _latent_prompts),
     "largest": (argmax.TILINGS, _largest),

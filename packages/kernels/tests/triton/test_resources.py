@@ -48,3 +48,16 @@ def test_kernels_spill_nothing_and_stay_short(compiling: Forks, architecture: in
     for case, kernel, registers, spilled, instructions in found:
         assert spilled == 0, (case, kernel, registers)
         assert 0 < instructions <= INSTRUCTIONS[case], (case, kernel)
+
+
+PROMPTS = {"extend": 4350, "extend 64 x 8 x 3": 2200, "extend 128 x 8 x 2": 3250}
+"""Most instructions of prompts on sm90, whose loops have no scale and, before the diagonal, no mask."""
+
+
+def test_prompts_stay_short_and_those_of_eight_warps_spill_nothing(compiling: Forks) -> None:
+    found = compiling.run("-c", RESOURCES.format(cases=[*PROMPTS], architecture=90)).stdout.splitlines()
+    resources = {case: (spilled, size) for case, _, _, spilled, size in map(json.loads, found)}
+    assert resources.keys() == PROMPTS.keys()
+    for case, (spilled, size) in resources.items():
+        assert 0 < size <= PROMPTS[case], case
+        assert spilled == 0 or case == "extend", case

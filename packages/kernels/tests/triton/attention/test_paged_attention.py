@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import hypothesis
 import pytest
@@ -20,6 +21,7 @@ from tercet.kernels.attention.triton_plan import choose_splits, cut_tiles, list_
 from tercet.kernels.device import default_device
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.tools.check import make_batch
+from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.linear import fp8
 
 DEVICE = default_device()
@@ -38,8 +40,9 @@ def check(
     sinks: bool = False,
     dtype: torch.dtype = torch.float32,
     width: int = 0,
+    scale: float = 0.0,
 ) -> None:
-    """`width` is that of the page table, if it is wider than it has to be."""
+    """`width` is that of the page table, if it is wider than it has to be; `scale` replaces the usual one."""
     torch.manual_seed(0)
     batch = make_batch(rows, page_size, DEVICE)
     pages = int(batch.page_table.max()) + 1
@@ -53,11 +56,11 @@ def check(
     outputs = []
     for attention in (backend.TritonAttention(), ReferenceAttention()):
         attention.plan(batch)
-        params = AttentionParams(scale=head_dim**-0.5, window=window, softcap=softcap, sinks=given)
+        params = AttentionParams(scale=scale or head_dim**-0.5, window=window, softcap=softcap, sinks=given)
         outputs.append(attention.attend(q, k, v, params))
     step = torch.finfo(dtype).eps
     capped = 2 * softcap * torch.finfo(torch.float32).eps  # a capped score is a difference of numbers of that size
-    atol = max(4e-6, 2 * step, capped)
+    atol = max(4e-6, 2 * step, capped, 4e-6 * scale)  # large scores are rounded in large steps
     torch.testing.assert_close(outputs[0].cpu(), outputs[1].cpu(), rtol=4 * step, atol=atol)
 
 
@@ -134,6 +137,20 @@ def test_tiles_cover_every_new_token_once_and_the_longest_come_first() -> None:
     tiles = cut_tiles(batch, 4).tolist()
     assert sorted(map(tuple, tiles)) == [(1, 0), (1, 4), (2, 0), (2, 4), (2, 8), (3, 0)]
     assert tiles[:3] == [[2, 8], [2, 4], [2, 0]]
+
+
+@pytest.mark.parametrize("extends", backend.EXTEND_TILINGS, ids=str)
+def test_tilings_of_prompts(extends: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts whose first keys all queries of a tile see, in whole blocks, and others of fewer than a block."""
+    monkeypatch.setattr(backend, "TritonAttention", partial(backend.TritonAttention, extends=extends))
+    check([(150, 300), (33, 33), (2, 130)])
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("window", [0, 70])
+def test_large_scores(softcap: float, window: int) -> None:
+    """The scale is multiplied into differences of scores: the largest of a row must be in the same base."""
+    check([(1, 140), (70, 140)], head_dim=16, softcap=softcap, window=window, sinks=True, scale=6.0)
 
 
 @pytest.mark.parametrize("page_size", [1, 64])

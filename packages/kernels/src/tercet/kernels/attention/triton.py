@@ -33,6 +33,12 @@ DECODE_TILINGS = (
 With three stages, shared memory holds one block of keys and values, and the next is requested after both products; with
 five it holds two, but fewer programs fit on a multiprocessor."""
 
+EXTEND_TILINGS = (Tiling(64, 4, 3), Tiling(64, 8, 3), Tiling(128, 8, 2), Tiling(32, 4, 4))
+"""Tilings of extends with head_dim 128 in 16 bits, by keys in a block; the first is in use.
+
+With four warps, two programs fit on a multiprocessor: one multiplies while the other computes a softmax. Its threads
+need all 255 registers, and spill on an H100."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Blocks:
@@ -101,10 +107,11 @@ class TritonAttention:
     capturable = True
     bidirectional = False
 
-    def __init__(self, decodes: Tiling | None = None) -> None:
-        """Use the tiling `decodes`, if given, for decodes of any model."""
+    def __init__(self, decodes: Tiling | None = None, extends: Tiling | None = None) -> None:
+        """Use the tilings, if given, for decodes and extends of any model."""
         self._plan = TritonPlan()
         self._decodes = decodes
+        self._extends = extends
 
     def plan(self, batch: AttentionBatch) -> None:
         """See `AttentionBackend.plan`."""
@@ -206,6 +213,8 @@ class TritonAttention:
     ) -> None:
         group, dim, memory = int(options["GROUP"]), int(options["BLOCK_D"]), shared_memory(q.device)
         blocks = _Blocks.of_extend(batch.max_query, group, dim, q.element_size(), k_cache.dtype, memory)
+        if (tiling := self._extends) is not None:
+            blocks = replace(blocks, keys=tiling.block, warps=tiling.warps, stages=tiling.stages)
         queries = blocks.queries // group
         tiles = self._plan.tiles(queries, q.device)
         launch(

@@ -7,7 +7,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionParams, NewTokens
 from tercet.kernels.attention.latent import LatentSizes, latent_caches
-from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.attention.triton import EXTEND_TILINGS, TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent, missing_memory
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.activation import Gate
@@ -59,13 +59,14 @@ def _attention(
     softcap: float = 0.0,
     sinks: bool = False,
     cached: torch.dtype | None = None,
+    extends: Tiling | None = None,
 ) -> None:
     cpu = torch.device("cpu")
     batch = make_batch(rows, page_size, cpu)
     pages = int(batch.page_table.max()) + 1
     cache = torch.empty(pages, page_size, KV_HEADS, head_dim, dtype=cached or dtype)
     q = torch.empty(sum(batch.host_query_lens), HEADS, head_dim, dtype=dtype)
-    backend = TritonAttention()
+    backend = TritonAttention(extends=extends)
     backend.plan(batch)
     given = torch.zeros(HEADS, dtype=dtype) if sinks else None
     backend.attend(q, cache, cache, AttentionParams(scale=0.1, window=window, softcap=softcap, sinks=given))
@@ -448,6 +449,7 @@ CASES: dict[str, Callable[[], object]] = {
 
 TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], object]]] = {
     "embedding": (embedding.TILINGS, _embedding),
+    "extend": (EXTEND_TILINGS, lambda tiling: _attention(EXTEND, extends=tiling)),
     "rope_store": (rope.TILINGS, lambda tiling: _rope(norms=False, tiling=tiling)),
     "largest": (argmax.TILINGS, _argmax),
     "logprobs": (logprobs.TILINGS, _logprobs),

@@ -45,32 +45,40 @@ def _stream(
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,
+    SEEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Accumulate keys [first, last) of one row in the running softmax; without MASKED all queries see all."""
+    """Accumulate keys [first, last) of one row in the running softmax.
+
+    SEEN is "blocks" if all queries see all keys, which are whole blocks; "keys" if the last block may have fewer;
+    "earlier" if a query sees the keys up to its `position`, within the window. `scale` is positive.
+    """
     dim = tl.arange(0, q.shape[1])
     in_head = dim < HEAD_DIM
     for start in tl.range(first, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         there = key < last
+        if SEEN == "blocks":
+            there = tl.full([BLOCK_N], 1, tl.int1)
         page = tl.load(pages_ptr + key // PAGE_SIZE, mask=there, other=0)
         at = (page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE) * (kv_heads * HEAD_DIM)
         k = tl.load(k_ptr + at[None, :] + dim[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
         k = widened(k, q.dtype)
-        scores = tl.dot(q, k, input_precision="tf32x3") * scale
+        scores = tl.dot(q, k, input_precision="tf32x3")
+        factor = scale * LOG2_E  # to base 2; multiplied into the difference below, so that it costs no instruction
         if SOFTCAP > 0:
-            scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scores) + 1)  # SOFTCAP * tanh(scores / SOFTCAP)
-        scores = scores * LOG2_E
-        seen = there[None, :]
-        if MASKED:
-            seen = seen & (key[None, :] <= position[:, None])
+            scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scale * scores) + 1)  # SOFTCAP * tanh(x / SOFTCAP)
+            factor = LOG2_E
+        if SEEN == "earlier":
+            seen = there[None, :] & (key[None, :] <= position[:, None])
             if WINDOW > 0:
                 seen = seen & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores, NEG_INF)
-        higher = tl.maximum(top, tl.max(scores, 1))
+            scores = tl.where(seen, scores, NEG_INF)
+        elif SEEN == "keys":
+            scores = tl.where(there[None, :], scores, NEG_INF)
+        higher = tl.maximum(top, tl.max(scores, 1) * factor)
         base = tl.where(higher == NEG_INF, 0.0, higher)  # a query may have seen no key yet
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores * factor - base[:, None])
         shrink = tl.exp2(top - base)
         v = tl.load(v_ptr + at[:, None] + dim[None, :], mask=there[:, None] & in_head[None, :], other=0.0)
         v = widened(v, q.dtype)
@@ -198,7 +206,7 @@ def attend_split(
     k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     acc, top, total = _stream(
         q, acc, top, total, index, k_at, v_at, pages_ptr, tl.num_programs(0), first, last, scale,
-        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
+        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, "keys", BLOCK_N,
     )  # fmt: skip
     pdl_launch_next(PDL)
     row_head = row * tl.num_programs(0) * GROUP + head
@@ -394,11 +402,11 @@ def extend_kernel(
     if WINDOW == 0:
         acc, top, total = _stream(
             q, acc, top, total, position, k_at, v_at, pages_at, kv_heads, first, plain, scale,
-            HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
+            HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, "blocks", BLOCK_N,
         )  # fmt: skip
     acc, top, total = _stream(
         q, acc, top, total, position, k_at, v_at, pages_at, kv_heads, plain, last, scale,
-        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
+        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, "earlier", BLOCK_N,
     )  # fmt: skip
     pdl_launch_next(PDL)
     out = _with_sink(acc, top, total, _sinks(sinks_ptr, head, index < QUERIES * GROUP))
