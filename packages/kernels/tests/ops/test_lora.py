@@ -1,9 +1,20 @@
 """Adapters of a linear layer, held against the definition: a merged weight for each token."""
 
+import hypothesis
+import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 
-from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Segment, add_lora
+from tercet.kernels.ops.lora import (
+    LoRARows,
+    LoRAWeights,
+    Segment,
+    add_lora,
+    grouped,
+    longest_segment,
+    most_segments,
+)
 
 INPUTS, RANK = 24, 4
 PARTS = (8, 4, 4)
@@ -55,6 +66,21 @@ def test_every_token_has_its_own_adapter_added(parts: tuple[int, ...], runs: lis
             expected[token] += merged(weights, place) @ x[token].double()
     add_lora(out, x, weights, rows_of(runs, ranks))
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@hypothesis.given(st.lists(st.integers(-1, 4), max_size=300))
+def test_segments_of_sorted_tokens_have_each_token_with_an_adapter_once(slots: list[int]) -> None:
+    table, order, longest = grouped(np.array(slots, dtype=np.int64))
+    found = [(slot, token) for slot, start, stop in table.tolist() for token in order[start:stop].tolist()]
+    assert sorted(found) == sorted((slot, token) for token, slot in enumerate(slots) if slot >= 0)
+    assert all(0 < stop - start <= longest for _, start, stop in table.tolist())
+    assert longest == longest_segment(len(slots))
+    assert len(table) <= most_segments(len(slots), 5)
+
+
+def test_the_rows_of_a_decode_with_one_adapter_are_few_segments() -> None:
+    assert [most_segments(rows, 8) for rows in (1, 8, 32, 256)] == [1, 8, 10, 12]
+    assert len(grouped(np.zeros(256, dtype=np.int64))[0]) == 4
 
 
 def test_sums_are_rounded_once() -> None:

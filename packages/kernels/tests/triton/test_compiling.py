@@ -178,7 +178,7 @@ ADAPTS = """
         for place in (0, 1):
             table = torch.zeros(3 * runs + place, dtype=torch.int32)[place:].view(runs, 3)
             for longest in (1, 16, 17, 64):
-                rows = LoRARows((), table, (), longest)
+                rows = LoRARows((), table, (), longest, table.view(-1)[place:])
                 add_lora(torch.zeros(runs, 6144), torch.zeros(runs, 4096), weights, rows)
 """
 

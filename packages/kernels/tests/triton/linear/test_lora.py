@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,6 +134,20 @@ def test_an_empty_segment_changes_nothing(empty: tuple[int, int, int], device: t
     padding = torch.tensor([empty] * 2, dtype=torch.int32, device=device)
     padded = replace(rows, table=torch.cat([padding, rows.table, padding]))
     assert_as_the_reference(torch.randn(TOKENS, INPUTS, device=device), weights, padded)
+
+
+@pytest.mark.parametrize("count", [2, 40, 63, 64, 90])
+def test_tokens_sorted_by_adapter(count: int, device: torch.device) -> None:
+    """Every adapter is read once for the tokens of a segment, wherever they are; a graph's table has empty ends."""
+    own, slots = [16, 4, 16], torch.arange(count).mul(7).remainder(5).sub(2).clamp(min=-1).numpy()
+    table, order, longest = reference.grouped(slots)
+    padding = reference.most_segments(count, len(own)) - len(table)
+    assert padding >= 0
+    runs = [Segment(slot, token, token + 1) for token, slot in enumerate(slots.tolist()) if slot >= 0]
+    placed = torch.from_numpy(np.concatenate([table, np.zeros((padding, 3), dtype=np.int32)])).to(device)
+    rows = LoRARows(runs, placed, own, longest, torch.from_numpy(order).to(device))
+    weights = weights_of(own, 16, (130, 20, 33), device)
+    assert_as_the_reference(torch.randn(TOKENS, INPUTS, device=device), weights, rows)
 
 
 def test_no_segments_launch_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

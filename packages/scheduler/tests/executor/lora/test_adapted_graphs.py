@@ -44,12 +44,17 @@ class Adding:
         self.model = model
         self.numbers = bank.weights["layer"].a
         self.adapted: list[bool] = []
+        self.sorted: list[bool] = []
+        """Whether each step with adapters had its rows sorted by them, as graphs have."""
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         hidden: torch.Tensor = self.model(input_ids, positions, batch).clone()
         self.adapted.append(batch.lora is not None)
-        for place, start, stop in [] if batch.lora is None else batch.lora.table.tolist():
-            hidden[start:stop] += torch.sin(self.numbers[place] * torch.arange(hidden.shape[1]))
+        if batch.lora is not None:
+            order = torch.arange(len(hidden)) if batch.lora.order is None else batch.lora.order
+            self.sorted.append(batch.lora.order is not None)
+            for place, start, stop in batch.lora.table.tolist():
+                hidden[order[start:stop]] += torch.sin(self.numbers[place] * torch.arange(hidden.shape[1]))
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -120,6 +125,8 @@ def test_a_runner_does_not_notice(buckets: int, attending: Any, steps: Any) -> N
     replayed, model = run(attending, given.pool, graphs)
     assert replayed == plain
     assert computed.adapted == [True] * 12 + [False] * 3
+    assert any(model.sorted)
+    assert not any(computed.sorted)
     assert tape.recorded[:6] == [4, 2, 1] * 2  # those without adapters first, and the others when one came
     assert tape.replays > 8
     assert sum(model.adapted) > sum(computed.adapted)  # recorded and played back, too

@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 LONGEST_RUN = 64
 """Maximum number of tokens of one `Segment`: a kernel reads an adapter once for each segment."""
 
+FEW_TOKENS = 16
+"""Maximum number of tokens of a segment where few tokens have adapters: the minimum rows of a tensor core."""
+
 
 class Segment(NamedTuple):
-    """Tokens [start, stop) of a step that use the adapter in one slot."""
+    """Tokens [start, stop) of a step, or of an order of its tokens, that use the adapter in one slot."""
 
     slot: int
     start: int
@@ -43,11 +48,14 @@ class LoRARows:
 
     runs: Sequence[Segment] | None
     """Segments in the order of tokens, without overlap. None in a CUDA graph, where only `table` has them."""
-    table: torch.Tensor  # int32 [segments, 3]: the segments, on the device of the weights
+    table: torch.Tensor  # int32 [segments, 3]: segments of `order`, on the device of the weights
     ranks: Sequence[int]
     """Rank of the adapter in each slot."""
     longest: int = LONGEST_RUN
     """Maximum number of tokens of a segment, including those of the table."""
+    order: torch.Tensor | None = None
+    """int32 [tokens]: tokens sorted by adapter, so that a kernel reads each adapter once for many; None if the table
+    counts the tokens of the step."""
 
     @property
     def known(self) -> Sequence[Segment]:
@@ -73,6 +81,28 @@ class LoRARows:
         for slot, start, stop in self.known:
             tokens.setdefault(slot, []).extend(range(start, stop))
         return {slot: _index(found, self.table.device) for slot, found in tokens.items()}
+
+
+def grouped(slots: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
+    """Return (table, order, longest) of a `LoRARows` for the adapter slot of each token, -1 for none."""
+    order = np.argsort(slots, kind="stable")
+    order = order[np.searchsorted(slots[order], 0) :]
+    most, runs, start = longest_segment(len(slots)), list[Segment](), 0
+    for slot, count in zip(*map(np.ndarray.tolist, np.unique(slots[order], return_counts=True)), strict=True):
+        stop = start + count
+        runs += [Segment(slot, begin, min(begin + most, stop)) for begin in range(start, stop, most)]
+        start = stop
+    return np.array(runs, dtype=np.int32).reshape(-1, 3), order.astype(np.int32), most
+
+
+def longest_segment(tokens: int) -> int:
+    """Return the maximum tokens of a segment of a sorted step."""
+    return LONGEST_RUN if tokens >= LONGEST_RUN else FEW_TOKENS
+
+
+def most_segments(tokens: int, slots: int) -> int:
+    """Return the maximum number of segments of `grouped` for so many tokens and adapter slots."""
+    return min(tokens, slots + tokens // longest_segment(tokens))
 
 
 def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None:

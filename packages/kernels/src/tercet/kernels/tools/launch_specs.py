@@ -228,7 +228,8 @@ def _lora(
     longest: int = 1,
 ) -> None:
     a, b = torch.empty(2, len(parts) * rank, HIDDEN, dtype=held), torch.empty(2, rank, sum(parts), dtype=held)
-    rows = LoRARows((), torch.zeros(runs, 3, dtype=torch.int32), (), longest)
+    order = torch.zeros(runs, dtype=torch.int32)
+    rows = LoRARows((), torch.zeros(runs, 3, dtype=torch.int32), (), longest, order)
     x, out = torch.empty(runs, HIDDEN, dtype=dtype), torch.empty(runs, sum(parts), dtype=dtype)
     add_lora(out, x, LoRAWeights(a, b, parts), rows)
 

@@ -6,6 +6,7 @@ The dtype is bfloat16 on a GPU, otherwise float32, because the interpreter compu
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend
 
@@ -288,7 +289,20 @@ def _lora(device: torch.device) -> Pair:
         rows = lora.LoRARows(runs, torch.tensor(runs, dtype=torch.int32, device=device), [24, 24], longest)
         fused_lora.add_lora(actual[tile], x, weights, rows)
         lora.add_lora(expected[tile], x, weights, rows)
+        fused_lora.add_lora(actual[tile], x, weights, _sorted(rows, len(x)))
+        lora.add_lora(expected[tile], x, weights, rows)
     return actual, expected
+
+
+def _sorted(rows: lora.LoRARows, tokens: int) -> lora.LoRARows:
+    """Return the rows with their tokens sorted by adapter."""
+    slots = np.full(tokens, -1)
+    for slot, start, stop in rows.known:
+        slots[start:stop] = slot
+    table, order, longest = lora.grouped(slots)
+    device = rows.table.device
+    tensors = torch.from_numpy(table).to(device), torch.from_numpy(order).to(device)
+    return lora.LoRARows(rows.runs, tensors[0], rows.ranks, longest, tensors[1])
 
 
 def _quantized(device: torch.device) -> Pair:

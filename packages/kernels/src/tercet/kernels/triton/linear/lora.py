@@ -2,20 +2,21 @@
 
 The first (shrink) computes `low`, x @ a.T, for every token that has an adapter; the second (expand) adds low @ b to the
 token's outputs. A program handles one segment, all of one adapter, as a product of 16 rows, or of 64 in steps with
-longer segments: those of prompts, whose adapters would otherwise be read from the cache every 16 tokens. If segments
+longer segments: those of prompts, whose adapters would otherwise be read from the cache every 16 tokens. Tokens may be
+sorted by adapter (`LoRARows.order`), so that the rows of a decode with one adapter are one segment. If segments
 are few, inputs are cut into splits, so that several programs read an adapter's `a`; the second kernel sums them in
 order, so results are bitwise reproducible. The launch depends only on shapes and the longest segment: an empty segment
 adds nothing, regardless of its slot.
 
-Both kernels read the table of segments, like weights, before they wait for the preceding kernel: it is written before a
-step.
+Both kernels read the table of segments and the order, like weights, before they wait for the preceding kernel: they are
+written before a step.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, LoRAWeights
+from tercet.kernels.ops.lora import FEW_TOKENS, LONGEST_RUN, LoRARows, LoRAWeights
 from tercet.kernels.triton.launch import (
     cdiv,
     multiprocessors,
@@ -25,9 +26,6 @@ from tercet.kernels.triton.launch import (
     power_of_two,
 )
 from tercet.kernels.triton.launch_cache import launch
-
-_FEW = 16
-"""Tokens of a program if no segment has more: the minimum rows of a tensor core."""
 
 _SHORTEST = 256
 """Minimum inputs of a split. This and the following constants are estimates, not measurements."""
@@ -49,13 +47,16 @@ _OUTPUTS = 128
 
 
 @triton.jit
-def _run(table_ptr, run, TOKENS: tl.constexpr):
+def _run(table_ptr, order_ptr, run, TOKENS: tl.constexpr):
     """Return (slot, whether the segment has tokens, tokens [TOKENS], mask of the tokens that exist)."""
     place = tl.load(table_ptr + run * 3)
     start = tl.load(table_ptr + run * 3 + 1)
     stop = tl.load(table_ptr + run * 3 + 2)
     token = start + tl.arange(0, TOKENS)
-    return place.to(tl.int64), start < stop, token.to(tl.int64), token < stop
+    there = token < stop
+    if order_ptr is not None:
+        token = tl.load(order_ptr + token, mask=there, other=0)
+    return place.to(tl.int64), start < stop, token.to(tl.int64), there
 
 
 @triton.jit
@@ -67,11 +68,12 @@ def _dot(x, weight, acc):
     return tl.dot(x, weight, acc, input_precision="tf32x3")
 
 
-@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["table_ptr"])
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["table_ptr", "order_ptr"])
 def lora_shrink_kernel(
     x_ptr,  # [tokens, inputs]
     a_ptr,  # [slots, RANKS, inputs]
     table_ptr,  # int32 [segments, 3]
+    order_ptr,  # int32 [tokens], the tokens that segments count, or None
     low_ptr,  # float32 [segments, splits, TOKENS, RANKS]
     inputs,
     blocks,  # number of blocks of BLOCK_K inputs in a split
@@ -87,7 +89,7 @@ def lora_shrink_kernel(
     Every program waits for the preceding kernel, also for an empty segment: the kernels after these two rely on it.
     """
     run, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    place, any_token, token, token_there = _run(table_ptr, run, TOKENS)
+    place, any_token, token, token_there = _run(table_ptr, order_ptr, run, TOKENS)
     rank = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     rank_there = rank < RANKS
     first = split * blocks * BLOCK_K
@@ -152,11 +154,12 @@ def _add_product(low, b, added, out_dtype: tl.constexpr):
     return tl.dot(high, b, tl.dot(rest, b, added))
 
 
-@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["table_ptr"])
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["table_ptr", "order_ptr"])
 def lora_expand_kernel(
     low_ptr,  # float32 [segments, splits, TOKENS, RANK * projections]
     b_ptr,  # [slots, RANK, outputs]
     table_ptr,  # int32 [segments, 3]
+    order_ptr,  # int32 [tokens], the tokens that segments count, or None
     out_ptr,  # [tokens, outputs]
     outputs,
     splits,
@@ -171,7 +174,7 @@ def lora_expand_kernel(
     """Add low @ b of one segment to BLOCK_N outputs of one projection."""
     RANKS: tl.constexpr = RANK * len(PARTS)
     run = tl.program_id(1).to(tl.int64)
-    place, any_token, token, token_there = _run(table_ptr, run, TOKENS)
+    place, any_token, token, token_there = _run(table_ptr, order_ptr, run, TOKENS)
     part, start, end = _projection(tl.program_id(0), PARTS, BLOCK_N)
     output = start + tl.arange(0, BLOCK_N)
     n_there = (output < end) & any_token
@@ -201,8 +204,8 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
     runs, inputs = len(rows.table), x.shape[1]
     if not runs:
         return
-    few = rows.longest <= _FEW
-    tokens, ranks = _FEW if few else LONGEST_RUN, weights.a.shape[1]
+    few = rows.longest <= FEW_TOKENS
+    tokens, ranks = FEW_TOKENS if few else LONGEST_RUN, weights.a.shape[1]
     block_r = _ranks_of_a_product(ranks)
     block_k = (_PIECE if few else _PIECE // 2) // max(x.element_size(), weights.a.element_size())
     splits, blocks = _splits(inputs, cdiv(ranks, block_r) * runs, block_k, x.device)
@@ -211,7 +214,7 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
     launch(
         lora_shrink_kernel,
         (cdiv(ranks, block_r), runs, splits),
-        (x, weights.a, rows.table, low),
+        (x, weights.a, rows.table, rows.order, low),
         (inputs, blocks, x.stride(0)),
         RANKS=ranks,
         TOKENS=tokens,
@@ -224,7 +227,7 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
     launch(
         lora_expand_kernel,
         (sum(cdiv(part, _OUTPUTS) for part in weights.parts), runs),
-        (low, weights.b, rows.table, out),
+        (low, weights.b, rows.table, rows.order, out),
         (weights.b.shape[2], splits, out.stride(0)),
         PARTS=weights.parts,
         RANK=weights.rank,

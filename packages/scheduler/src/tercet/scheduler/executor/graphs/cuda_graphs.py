@@ -223,7 +223,7 @@ class CudaGraphRunner:
         if kind is None:
             return None
         if adapted and self._adapters is not None:
-            self._adapters.write_decode_rows(inputs.slots)
+            self._adapters.write_decode_rows(inputs.slots, kind.rows)
         graph = self._graphs[kind]
         padding = [1] * (kind.rows - len(inputs.slots))
         for given, attention, backend in zip(

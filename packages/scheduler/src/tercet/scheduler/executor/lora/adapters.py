@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Segment
+from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Segment, grouped, longest_segment, most_segments
 from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.async_loader import MOST_LOADED, AsyncLoader, ReadingThreads
@@ -69,8 +69,9 @@ class StepAdapters:
         self._places = np.full(slots, _NONE)  # adapter slot of each slot, or _NONE
         self._last: tuple[list[Segment], LoRARows] | None = None
         self._to_device = HostToDevice(device)
-        self._table = torch.zeros(slots, 3, dtype=torch.int32, device=device)
-        """A segment for each row of a decode, read by CUDA graphs."""
+        self._decodes = torch.zeros(4 * slots, dtype=torch.int32, device=device)
+        """The table of a decode's segments and the order of its rows, read by CUDA graphs."""
+        self._table, self._order = self._decodes[: 3 * slots].view(slots, 3), self._decodes[3 * slots :]
         self._written_slots: list[int] | None = None
         """The adapter slots in `_table`, row by row."""
 
@@ -94,26 +95,35 @@ class StepAdapters:
             return None
         runs = _runs(places, [row.count for row in rows])
         if self._last is None or self._last[0] != runs:  # consecutive decodes mostly have the same segments
-            [table] = self._to_device.send([np.array(runs, dtype=np.int32)])
-            longest = max(run.stop - run.start for run in runs)
-            self._last = runs, LoRARows(runs, table, list(self._bank.ranks), longest)
+            self._last = runs, self._rows_of(runs, np.repeat(places, [row.count for row in rows]))
         return self._last[1]
+
+    def _rows_of(self, runs: list[Segment], slots: Array) -> LoRARows:
+        """Return the segments of tokens with these adapter slots; a GPU's kernels get them sorted by slot."""
+        ranks = list(self._bank.ranks)
+        if self._table.is_cuda:
+            *arrays, longest = grouped(slots)
+            table, order = self._to_device.send(arrays)
+            return LoRARows(runs, table, ranks, longest, order)
+        [table] = self._to_device.send([np.array(runs, dtype=np.int32)])
+        return LoRARows(runs, table, ranks, max(run.stop - run.start for run in runs))
 
     def decode_rows(self, rows: int) -> LoRARows:
         """Return the adapters of a decode of `rows` rows, in the fixed memory that `write_decode_rows` writes."""
-        return LoRARows(None, self._table[:rows], self._bank.ranks, longest=1)
+        ranks = self._bank.ranks
+        table = self._table[: most_segments(rows, len(ranks))]
+        return LoRARows(None, table, ranks, longest_segment(rows), self._order[:rows])
 
-    def write_decode_rows(self, slots: Array) -> None:
-        """Write the adapters of a decode's slots, row by row; further rows get none."""
-        places = self._places[slots].tolist()
+    def write_decode_rows(self, slots: Array, rows: int = 0) -> None:
+        """Write the adapters of a decode's slots, for a graph of `rows` rows; further rows get none."""
+        places = [*self._places[slots].tolist(), *[_NONE] * (rows - len(slots))]
         if places == self._written_slots:
             return
-        table = np.zeros((len(self._table), 3), dtype=np.int32)
-        table[:, 1] = table[:, 2] = np.arange(len(table))
-        adapted = [row for row, place in enumerate(places) if place != _NONE]
-        table[adapted, 0] = [places[row] for row in adapted]
-        table[adapted, 2] += 1
-        self._table.copy_(self._to_device.send([table])[0])
+        table, order, _ = grouped(np.array(places, dtype=np.int64))
+        content = np.zeros(len(self._decodes), dtype=np.int32)
+        content[: table.size] = table.ravel()
+        content[3 * len(self._order) :][: len(order)] = order
+        self._decodes.copy_(self._to_device.send([content])[0])
         self._written_slots = places
 
     def clear_decode_rows(self) -> None:
