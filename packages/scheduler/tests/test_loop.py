@@ -371,7 +371,7 @@ class Hopeless(Scheduler):
 
     runnable = True
 
-    def schedule(self, now: float = 0.0) -> None:
+    def schedule(self, now: float = 0.0, *, weights: bool = True) -> None:
         return None
 
 

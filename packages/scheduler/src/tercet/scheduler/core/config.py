@@ -37,6 +37,8 @@ class CoreConfig(msgspec.Struct, frozen=True):
     """Draft tokens only where measured times of steps and the acceptance of a choice show that it pays."""
     stages: int = 1
     """Pipeline stages of the executor. A choice with a token in flight is in no later plan, and plans share choices."""
+    attention_ranks: int = 1
+    """Ranks with slots and a KV cache of their own. The token budget and the capacity are those of each."""
 
     def __post_init__(self) -> None:
         if self.token_budget < 1 or self.max_queued < 1 or self.max_skips < 1 or self.protection < 1:
@@ -47,3 +49,5 @@ class CoreConfig(msgspec.Struct, frozen=True):
             raise ValueError("draft_rows must be at least 0")
         if self.stages < 1 or (self.stages > 1 and self.draft_rows):
             raise ValueError("stages must be at least 1, and draft_rows 0 with several")
+        if self.attention_ranks < 1 or (self.attention_ranks > 1 and self.stages > 1):
+            raise ValueError("attention_ranks must be at least 1, and stages 1 with several")

@@ -108,6 +108,8 @@ class PageCopy(msgspec.Struct, frozen=True):
     group: int
     source: int
     target: int
+    rank: int = 0
+    """Attention rank."""
 
 
 class StateRestore(msgspec.Struct, frozen=True):

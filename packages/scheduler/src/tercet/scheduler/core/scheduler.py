@@ -81,7 +81,7 @@ class Scheduler:
         self.orders = AdapterLoadRequests()
         self.weights = WeightUpdate()
         self.occupation = MemoryOccupation()
-        self._steps = 0
+        self.steps = 0
         self._fast_path = FastPathRows()
 
     @property
@@ -92,7 +92,7 @@ class Scheduler:
     @property
     def runnable(self) -> bool:
         """Return whether `schedule` might have a plan."""
-        if self._loads_weights or self.occupation.due:
+        if self.loads_weights or self.occupation.due:
             return True
         if self.paused:
             return False
@@ -171,29 +171,32 @@ class Scheduler:
             if message.fault:
                 self.intake.refuse_adapter(message.adapter, message.fault, outputs)
 
-    def schedule(self, now: float = 0.0) -> Plan | None:
-        """Plan the next step, if there is one. `now` measures waiting times and, for `draft_by_cost`, steps."""
+    def schedule(self, now: float = 0.0, *, weights: bool = True) -> Plan | None:
+        """Plan the next step, if there is one. `now` measures waiting times and, for `draft_by_cost`, steps.
+
+        Unless `weights`, other weights are not loaded now.
+        """
         planned: tuple[Plan, list[Req]] | None = None
-        if self._loads_weights:
+        if weights and self.loads_weights:
             self._retract_all()
             self.planner.closed = False
-            planned = Plan(step=self._steps, weights=self.weights.load(), rows=[]), []
+            planned = Plan(step=self.steps, weights=self.weights.load(), rows=[]), []
         elif self.occupation.due:
             if self.in_flight:
                 return None
             self._retract_all()
-            planned = Plan(step=self._steps, released=self.occupation.plan(), rows=[]), []
+            planned = Plan(step=self.steps, released=self.occupation.plan(), rows=[]), []
         elif not self.paused:
             self.planner.stages.begin(len(self.in_flight))
-            planned = self.planner.plan(self._steps, now)
+            planned = self.planner.plan(self.steps, now)
         if planned is None:
             return None
-        self._steps += 1
+        self.steps += 1
         self.in_flight.append(planned)
         return planned[0]
 
     @property
-    def _loads_weights(self) -> bool:
+    def loads_weights(self) -> bool:
         """Return whether other weights are due, and no choice needs the present ones.
 
         While generation is paused, that is as soon as no step is in flight.

@@ -16,9 +16,9 @@ from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import InternalState
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.data_parallel.scheduler import AnyScheduler, core_of
 from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
-from tercet.scheduler.core.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class LogFile:
 class RecordingScheduler:
     """Core that records each call. It has the interface of `Scheduler`."""
 
-    def __init__(self, core: Scheduler, *records: Record) -> None:
+    def __init__(self, core: AnyScheduler, *records: Record) -> None:
         self._core = core
         self._records = records
         self._idle = False
@@ -152,7 +152,7 @@ def replay(events: Iterator[Event]) -> Iterator[tuple[int, Plan | None, Plan | N
     first = next(events)
     if not isinstance(first, Started):
         raise ValueError("the log does not begin with Started")
-    core = Scheduler(first.config, first.capacity)
+    core = core_of(first.config, first.capacity)
     for line, event in enumerate(events, start=2):
         match event:
             case Handled(arrivals):
@@ -162,7 +162,7 @@ def replay(events: Iterator[Event]) -> Iterator[tuple[int, Plan | None, Plan | N
             case Committed(result):
                 core.commit(result)
             case Started():
-                core = Scheduler(event.config, event.capacity)
+                core = core_of(event.config, event.capacity)
             case Excerpt(dropped, redacted, reason):
                 gaps = f"{dropped} earlier events are missing, tokens are {'redacted' if redacted else 'complete'}"
                 raise ValueError(f"an excerpt cannot be replayed: {gaps}: {reason}")

@@ -154,23 +154,7 @@ class Driver:
 
     def assert_empty(self) -> None:
         """Assert that no request or memory is held."""
-        memory = self.core.memory
-        assert list(self.core.roster) == []
-        assert not self.core.planner.running
-        assert len(self.core.waiting) == 0
-        assert len(memory.free_slots) == self.core.capacity.slots
-        assert memory.pools.free + memory.cache.cached == memory.pools.total
-        assert not memory.deferred_free
-        if memory.states is not None:
-            cached = 0 if memory.states.cache is None else memory.states.cache.snapshot_count
-            assert len(memory.states.pool.free_pages) + cached == memory.states.pool.size
-        if memory.windows is not None:
-            windows = memory.windows
-            nodes = [] if windows.cache is None else windows.cache.with_window
-            assert not windows.holdings
-            assert len(windows.pool.free_pages) + sum(len(node.window) for node in nodes) == windows.pool.size
-        assert not memory.places.adapters.users
-        assert not memory.places.audio.users
+        assert_empty(self.core)
 
     def expected(self, prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
         """Return the model's output after a prompt, including its end id."""
@@ -245,3 +229,24 @@ class Driver:
         if opening is not None and opening.prompt_logprobs is not None:
             self.prompt_logprobs[key] = list(unpack_floats(opening.prompt_logprobs.chosen))
         return key
+
+
+def assert_empty(core: Scheduler) -> None:
+    """Assert that a core holds no request or memory."""
+    memory = core.memory
+    assert list(core.roster) == []
+    assert not core.planner.running
+    assert len(core.waiting) == 0
+    assert len(memory.free_slots) == core.capacity.slots
+    assert memory.pools.free + memory.cache.cached == memory.pools.total
+    assert not memory.deferred_free
+    if memory.states is not None:
+        cached = 0 if memory.states.cache is None else memory.states.cache.snapshot_count
+        assert len(memory.states.pool.free_pages) + cached == memory.states.pool.size
+    if memory.windows is not None:
+        windows = memory.windows
+        nodes = [] if windows.cache is None else windows.cache.with_window
+        assert not windows.holdings
+        assert len(windows.pool.free_pages) + sum(len(node.window) for node in nodes) == windows.pool.size
+    assert not memory.places.adapters.users
+    assert not memory.places.audio.users

@@ -11,6 +11,8 @@ class AdapterLoad(msgspec.Struct, frozen=True):
 
     place: int
     adapter: LoRAAdapter
+    rank: int = 0
+    """Attention rank."""
 
 
 class AudioLoad(msgspec.Struct, frozen=True):

@@ -1,0 +1,1 @@
+"""Cores of several attention ranks, which plan steps together (`--enable-dp-attention`)."""
