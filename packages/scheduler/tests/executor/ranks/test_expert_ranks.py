@@ -95,10 +95,10 @@ def all_kinds(executor: Any, stages: int = 1) -> Any:
     return outputs
 
 
-def check(given: Any, expected: Any) -> None:
+def check(given: Any, expected: Any, far: float = 1e-4) -> None:
     assert given[:2] == expected[:2]
     for one, other in zip(given[2:], expected[2:], strict=True):
-        assert one == {key: pytest.approx(said, abs=1e-4, nan_ok=True) for key, said in other.items()}
+        assert one == {key: pytest.approx(said, abs=far, nan_ok=True) for key, said in other.items()}
 
 
 @pytest.mark.usefixtures("as_before")

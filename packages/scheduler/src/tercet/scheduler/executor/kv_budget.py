@@ -25,6 +25,7 @@ from tercet.scheduler.executor.media.audio import StepAudio
 from tercet.scheduler.executor.media.images import LoadedImages
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
+from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, HeadShape, ModelConfig
 from tercet.scheduler.models.config.recurrent_config import StateTensor
@@ -71,6 +72,16 @@ def state_layers(config: DecoderShape, shard: Shard = WHOLE) -> Mapping[int, Seq
     return dict.fromkeys(
         sorted(config.recurrent.layers), config.recurrent.share(shard.size).state_tensors(config.dtype)
     )
+
+
+def state_pool_of(
+    options: WorkerOptions, config: DecoderShape, shard: Shard, snapshots: int | None, device: torch.device
+) -> StatePool | None:
+    """Return the recurrent states of this rank's slots; None for a model without any."""
+    if snapshots is None:
+        return None
+    first = shard.attention.rank * options.own_slots
+    return StatePool(state_layers(config, shard), options.own_rows, snapshots, device, first)
 
 
 def windowed_layers(config: DecoderShape) -> list[int]:
@@ -125,7 +136,7 @@ class KVBudget:
         sizes = self.sizes_in(given)
         wanted = sum(group.pages * shape.page_bytes for group in self.groups(sizes) for shape in group.layers.values())
         if sizes.snapshots is not None:
-            wanted += (self.options.rows + sizes.snapshots) * self._state_bytes
+            wanted += (self.options.own_rows + sizes.snapshots) * self._state_bytes
         if self.device.type != "cuda":
             wanted *= self.options.host_ranks
         if wanted > (total := total_bytes(self.device)):
@@ -242,7 +253,7 @@ class KVBudget:
     @property
     def _most_pages(self) -> int:
         """The most pages that all slots, or `max_total_tokens`, use."""
-        most = self.options.slots * -(-self.config.context_length // self.options.page_size)
+        most = self.options.own_slots * -(-self.config.context_length // self.options.page_size)
         if self.options.max_total_tokens is not None:
             most = min(most, self.options.max_total_tokens // self.options.page_size)
         return most
@@ -271,9 +282,9 @@ class KVBudget:
             return equal
         window_bytes = sum(self.shapes[layer].page_bytes for layer in windowed)
         full_bytes = self._page_bytes - window_bytes
-        step_tokens = max(options.step_tokens, options.slots) + self._excess_tokens
+        step_tokens = max(options.step_tokens, options.own_slots) + self._excess_tokens
         of_steps, of_one, of_all = (
-            window_pages(self._window, options.page_size, choices, step_tokens) for choices in (0, 1, options.slots)
+            window_pages(self._window, options.page_size, choices, step_tokens) for choices in (0, 1, options.own_slots)
         )
         running = max(of_one, min(of_all, of_steps + equal.pages // 2))
         rest = given - running * window_bytes
@@ -284,8 +295,8 @@ class KVBudget:
 
     def _with_states(self, given: int, state: int) -> CacheSizes:
         """Divide bytes for a model whose recurrent states take `state` bytes for each sequence."""
-        slots = self.options.slots
-        fixed = (self.options.rows + slots) * state
+        slots = self.options.own_slots
+        fixed = (self.options.own_rows + slots) * state
         rest = given - fixed
         if rest < self._page_bytes:
             raise ValueError(

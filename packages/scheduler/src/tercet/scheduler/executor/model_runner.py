@@ -39,6 +39,7 @@ from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, Gr
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
+from tercet.scheduler.executor.step_share import StepShare, WholeStep
 
 ValuesT = TypeVar("ValuesT", Array, torch.Tensor)
 
@@ -103,9 +104,9 @@ class ModelRunner:
         logprobs_mode: LogprobsMode = "raw",
         states: StatePool | None = None,
         media: StepMedia | None = None,
+        share: StepShare = WholeStep(),
     ) -> None:
-        """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
-        pages.
+        """Create a runner. `graphs` creates the replays of its tables' steps; the pool must have spare pages.
 
         `oom_policy` creates the policy for rows that may not fit in memory, from the rows' name and `release`.
         """
@@ -113,12 +114,11 @@ class ModelRunner:
         self._pool = pool
         self._states = states
         self._media = media
+        self._share = share
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
-        self._constrained = np.zeros(
-            slots, dtype=np.bool_
-        )  # slots with a grammar, even if this rank does not evaluate it
+        self._constrained = np.zeros(slots, dtype=np.bool_)  # slots with a grammar, of which rank 0 alone has matchers
         self._tables = SlotTables(
             slots,
             context_length + 1,
@@ -140,24 +140,24 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
         """Run one step, in the order of `Plan`. Return before an accelerator has finished it."""
-        began = time.perf_counter()
+        began, own = time.perf_counter(), self._share.of(plan)
         if self._adapters is not None:
-            self._adapters.load(plan.adapters)
-            self._adapters.introduce(plan.introduce)
+            self._adapters.load(own.adapters)
+            self._adapters.introduce(own.introduce)
         if self._media is not None:
             self._media.load(plan.audio)
         if plan.introduce:
             self._introduce(plan.introduce)
-        self._tables.update_pages(plan.pages)
-        self._pool.copy_pages(plan.copies)
-        segments = None if self._states is None else self._states.begin(plan)
-        output = self._compute(plan, segments) if plan.rows else StepOutput(plan, [], None, [])
+        self._tables.update_pages(own.pages)
+        self._pool.copy_pages(own.copies)
+        segments = None if self._states is None else self._states.begin(own)
+        output = self._compute(plan, own, segments) if plan.rows else StepOutput(plan, [], None, [])
         if self._media is not None and plan.encode:
             output.encoded = self._media.encode(plan, time.perf_counter() - began)
         return output
 
-    def _compute(self, plan: Plan, segments: Segments | None) -> StepOutput:
-        """Compute the rows of a plan."""
+    def _compute(self, plan: Plan, own: Plan, segments: Segments | None) -> StepOutput:
+        """Compute the rows of a plan, of which this rank's share is `own`."""
         if plan.draft_tokens:
             self._tables.assume(plan.rows, plan.draft_tokens)
         inputs = self._tables.gather(plan.rows)
@@ -166,15 +166,17 @@ class ModelRunner:
         assumed = [*map(plan.draft_tokens.get, sampling_rows)] if plan.draft_tokens else []
         # masks are filled during the forward pass
         constrained = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
-        lora = None if self._adapters is None else self._adapters.rows(plan.rows)
+        lora = None if self._adapters is None else self._adapters.rows(own.rows)
         replaced = cross = None
         if self._media is not None:
             inputs, replaced, cross = self._media.begin(plan.rows, inputs)
-        hidden = self._forward(inputs, lora, segments, replaced, cross)
+        scored = bool(self._scored[inputs.slots].any())
+        forward = partial(self._forward, lora=lora, segments=segments, replaced=replaced, cross=cross)
+        hidden = self._share.hidden(plan, own, inputs, self._tables.gather, forward, scored=scored)
         drafts = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.has_penalties(slots) else None
         sampled = self._sample(hidden, inputs, slots, constrained, drafts, adapted=lora is not None)
         prompts = []
-        if self._scored[inputs.slots].any():
+        if scored:
             prompts = self._scorer.score(hidden, ((row, self._init(row.slot)) for row in plan.rows))
         advance = None
         if constrained is not None:
@@ -206,8 +208,7 @@ class ModelRunner:
         cross: StepCross | None,
     ) -> torch.Tensor:
         """Return the hidden states [tokens, hidden]."""
-        adapted = lora is not None
-        if self.graphs is not None and (hidden := self.graphs.replay(inputs, adapted=adapted)) is not None:
+        if self.graphs is not None and (hidden := self.graphs.replay(inputs, adapted=lora is not None)) is not None:
             return hidden
         ids = self._tables.ids_at(inputs.places)
         batch = ForwardBatch.planned(
@@ -280,8 +281,7 @@ class ModelRunner:
     def _advance(self, constrained: ConstrainedRows, rows: Sequence[Row], tokens: Sequence[int]) -> GrammarOutcome:
         """Advance the grammars by the sampled tokens, and write forced tokens into the slots.
 
-        This runs when the result is requested. No later plan names these slots yet, because the core waits for the
-        result.
+        This runs when the result is requested. No later plan names these slots yet: the core waits for the result.
         """
         lengths = [row.start + row.count + 1 for row in rows]
         outcome = constrained.advance(tokens, lengths)

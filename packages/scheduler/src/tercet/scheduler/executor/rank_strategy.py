@@ -12,9 +12,10 @@ import torch
 
 from tercet.scheduler.device.oom import NoSplit, OomPolicy, SplitOnOom, lacks_memory
 from tercet.scheduler.executor.chunked_model import OomChunkedModel, report_progress
+from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.graphs.cuda_graphs import Recorder
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.models.layers.shard import Collectives, Shard
+from tercet.scheduler.models.layers.shard import AttentionRanks, Collectives, Shard
 from tercet.scheduler.ports import Advance
 
 _CANNOT, _LACKS_MEMORY, _RECORDED = range(3)
@@ -68,8 +69,10 @@ class SingleRank:
 class MultiRank:
     """The `RankStrategy` of one rank of several: it raises, and the process dies, if it cannot do what all do."""
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: Collectives, wrap: Callable[[Model], Model] = lambda model: model) -> None:
+        """Create the strategy. `wrap` is applied to the model."""
         self._collectives = collectives
+        self._wrap = wrap
         self.agree = collectives.broadcast
 
     def oom_policy(self, unit: str, release: Callable[[], None]) -> OomPolicy:  # noqa: ARG002
@@ -77,8 +80,8 @@ class MultiRank:
         return NoSplit()
 
     def wrap_model(self, model: Model, device: torch.device, advance: Advance) -> Model:  # noqa: ARG002
-        """Return the model. Its collectives report progress."""
-        return model
+        """Return the wrapped model. Its collectives report progress."""
+        return self._wrap(model)
 
     def wrap_recorder(self, recorder: Recorder) -> Recorder:
         """Return a recorder that succeeds in all ranks or in none."""
@@ -129,6 +132,26 @@ class JointRecorder:
             raise _ELSEWHERE[worst]("another process of this model could not record it") from error
 
 
+class DividedHead:
+    """A model each of whose attention ranks computes the logits of an equal run of rows."""
+
+    def __init__(self, model: Model, ranks: AttentionRanks) -> None:
+        self._model = model
+        self._ranks = ranks
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """See `Model`."""
+        return self._model(input_ids, positions, batch)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Model`. All ranks have the same hidden states, and get the same logits."""
+        share = -(-len(hidden) // self._ranks.size)
+        rows = torch.arange(self._ranks.rank * share, (self._ranks.rank + 1) * share).clamp(max=len(hidden) - 1)
+        own = self._model.compute_logits(hidden[rows.to(hidden.device)])
+        whole = self._ranks.collectives.all_gather(own.reshape(1, -1)).view(-1, own.shape[1])
+        return whole[: len(hidden)]
+
+
 _ELSEWHERE: dict[int, type[Exception]] = {_CANNOT: RuntimeError, _LACKS_MEMORY: MemoryError}
 
 SOLO = SingleRank()
@@ -136,4 +159,6 @@ SOLO = SingleRank()
 
 def rank_strategy_of(shard: Shard) -> RankStrategy:
     """Return the strategy of a worker that holds a shard."""
+    if shard.attention.size > 1:
+        return MultiRank(shard.attention.collectives, lambda model: DividedHead(model, shard.attention))
     return SOLO if shard.is_whole else MultiRank(shard.collectives)

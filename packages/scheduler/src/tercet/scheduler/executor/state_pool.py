@@ -14,10 +14,17 @@ class StatePool:
     """States [slots + snapshots, ...] of every recurrent layer. Snapshot n is state `slots + n`."""
 
     def __init__(
-        self, layers: Mapping[int, Sequence[StateTensor]], slots: int, snapshots: int, device: torch.device
+        self,
+        layers: Mapping[int, Sequence[StateTensor]],
+        slots: int,
+        snapshots: int,
+        device: torch.device,
+        first: int = 0,
     ) -> None:
+        """Create the states of `slots` slots from the `first` on."""
         self.snapshots = snapshots
         self._slots = slots
+        self._first = first
         self._layers = {
             layer: tuple(zeros((slots + snapshots, *shape), dtype, device) for shape, dtype in tensors)
             for layer, tensors in layers.items()
@@ -39,17 +46,20 @@ class StatePool:
 
     def begin(self, plan: Plan) -> Segments:
         """Prepare the states of a plan's rows for its forward pass, and return the segments of its tokens."""
-        if new := [row.slot for row in plan.rows if row.start == 0]:
+        slots = [row.slot - self._first for row in plan.rows]
+        if new := [slot for slot, row in zip(slots, plan.rows, strict=True) if row.start == 0]:
             for tensors in self._layers.values():
                 for tensor in tensors:
                     tensor[new] = 0
-        self._copy([(self._slots + each.snapshot, each.slot) for each in plan.restores])
-        slots = [row.slot for row in plan.rows]
+        self._copy([(self._slots + each.snapshot, each.slot - self._first) for each in plan.restores])
         self._copy([(slots[each.row], self._slots + each.snapshot) for each in plan.snapshots if not each.tokens])
-        return self._segments(plan)
+        return self._segments(plan, slots)
 
-    def _segments(self, plan: Plan) -> Segments:
-        """Return the segments of a plan's tokens. Draft tokens continue the sequences of decodes before them."""
+    def _segments(self, plan: Plan, states: Sequence[int]) -> Segments:
+        """Return the segments of a plan's tokens, given the state of each row.
+
+        Draft tokens continue the sequences of decodes before them.
+        """
         singles = _leading_decodes(plan)
         device = next(iter(self._layers.values()))[0].device
         taken: dict[int, list[StateSnapshot]] = {}
@@ -61,12 +71,12 @@ class StatePool:
         for index, row in enumerate(plan.rows[singles:], singles):
             end = begin + row.count
             for each in taken.get(index, ()):
-                rest.append(Segment(begin, end - row.count + each.tokens, row.slot, self._slots + each.snapshot))
+                rest.append(Segment(begin, end - row.count + each.tokens, states[index], self._slots + each.snapshot))
                 begin = rest[-1].end
             if begin < end:
-                rest.append(Segment(begin, end, row.slot))
+                rest.append(Segment(begin, end, states[index]))
             begin = end
-        slots = torch.tensor([row.slot for row in plan.rows[:singles]], dtype=torch.int64)
+        slots = torch.tensor(states[:singles], dtype=torch.int64)
         of_singles = (each for row, of_row in taken.items() if row < singles for each in of_row)
         return Segments(slots, rest, [(each.row, self._slots + each.snapshot) for each in of_singles], device)
 

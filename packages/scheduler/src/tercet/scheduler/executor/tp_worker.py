@@ -13,6 +13,7 @@ from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.memory import give_back
 from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.values import MemoryTag
+from tercet.scheduler.core.data_parallel.plans import merged_plan
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
@@ -20,7 +21,7 @@ from tercet.scheduler.device.pool_memory import allocate_tensors, release_tensor
 from tercet.scheduler.executor.attention_backends import backend_of
 from tercet.scheduler.executor.graphs.cuda_graphs import CudaRecorder, graph_runners
 from tercet.scheduler.executor.graphs.warmup import compile_mask_kernels, ordinary_plans
-from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes, state_layers
+from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes, state_pool_of
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.loading import (
     LoadedModel,
@@ -41,8 +42,8 @@ from tercet.scheduler.executor.media.step_media import step_media
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars, slot_grammars
-from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
+from tercet.scheduler.executor.step_share import step_share
 from tercet.scheduler.executor.weights_loader import weights_loader
 from tercet.scheduler.executor.worker_limits import capacity_of, end_ids, log_cache, served_context_length
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
@@ -111,10 +112,9 @@ class TpModelWorker:
         sizes = budget.sizes(loaded.model, backend, ops)
         groups, tokens = budget.groups(sizes), sizes.pages * options.page_size
         with require_memory(f"a KV cache of {tokens} tokens, lower kv_cache_bytes"):
-            self._pool = KVPool(groups, device, spare=device.type == "cuda", scales=scales, page_size=options.page_size)
-            self._states = None
-            if sizes.snapshots is not None:
-                self._states = StatePool(state_layers(config, shard), options.rows, sizes.snapshots, device)
+            spare = device.type == "cuda" and shard.attention.size == 1
+            self._pool = KVPool(groups, device, spare=spare, scales=scales, page_size=options.page_size)
+            self._states = state_pool_of(options, config, shard, sizes.snapshots, device)
         log_cache(self._pool, self._states, options)
         self.images = None if loaded.images is None else ImageStore()
         self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)
@@ -228,6 +228,7 @@ class TpModelWorker:
             logprobs_mode=options.logprobs_mode,
             states=self._states,
             media=step_media(images, self._step_audio(loaded), device),
+            share=step_share(self._shard.attention, options.own_slots, model, device),
         )
 
     def _step_audio(self, loaded: LoadedModel) -> StepAudio | None:
@@ -245,9 +246,9 @@ class TpModelWorker:
         graphs, runner.graphs = runner.graphs, None
         chained, adapted = options.draft_rows > 0, options.max_loras > 0
         for plan in ordinary_plans(
-            options.rows, options.step_tokens, config.context_length, chained=chained, adapted=adapted
+            options.own_rows, options.step_tokens, config.context_length, chained=chained, adapted=adapted
         ):
-            runner.execute(plan).result()
+            runner.execute(merged_plan([plan] * options.attention_ranks, options.own_slots)).result()
         runner.graphs = graphs
         if self._grammars is not None:
             ops = sampling_ops(model, self._device, native=self._native)

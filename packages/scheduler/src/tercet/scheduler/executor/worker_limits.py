@@ -31,7 +31,7 @@ def capacity_of(
     return Capacity(
         page_size=options.page_size,
         groups=[CacheGroup(group.name, group.pages, group.window) for group in pool.groups],
-        slots=options.slots,
+        slots=options.own_slots,
         snapshots=None if states is None else states.snapshots,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
@@ -66,5 +66,5 @@ def log_cache(pool: KVPool, states: StatePool | None, options: WorkerOptions) ->
     if states is not None:
         gibibytes = states.bytes / 2**30
         logger.info(
-            "recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.slots, states.snapshots, gibibytes
+            "recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.own_slots, states.snapshots, gibibytes
         )

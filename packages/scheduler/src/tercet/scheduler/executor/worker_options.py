@@ -70,6 +70,8 @@ class WorkerOptions:
     """Load of each expert by layer, for their placement; empty for layers whose experts are divided evenly."""
     redundant_experts: int = 0
     """Places beside one for each expert, in layers with loads."""
+    attention_ranks: int = 1
+    """Ranks with a KV cache for requests of their own, and equal shares of the slots. `step_tokens` are of each."""
     host_ranks: int = 1
     """Ranks of the model on this machine, which share its memory if they run on a CPU."""
 
@@ -77,6 +79,16 @@ class WorkerOptions:
     def rows(self) -> int:
         """Maximum rows of a step in which each row has one token."""
         return max(self.slots, self.draft_rows)
+
+    @property
+    def own_slots(self) -> int:
+        """Slots of each attention rank."""
+        return self.slots // self.attention_ranks
+
+    @property
+    def own_rows(self) -> int:
+        """Slots of each attention rank that steps before any request use."""
+        return self.rows if self.attention_ranks == 1 else self.own_slots
 
     @property
     def checkpoint(self) -> Path:
@@ -90,6 +102,8 @@ class WorkerOptions:
             raise ValueError("threads must be at least 1")
         if self.slots < 1 or self.page_size < 1 or self.step_tokens < 1:
             raise ValueError("slots, page_size and step_tokens must be at least 1")
+        if self.attention_ranks < 1 or self.slots % self.attention_ranks:
+            raise ValueError("slots must be a multiple of attention_ranks")
         if self.draft_rows < 0:
             raise ValueError("draft_rows must be at least 0")
         if self.max_loras < 0 or self.max_lora_rank < 1:

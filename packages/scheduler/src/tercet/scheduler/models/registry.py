@@ -64,7 +64,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
 def build_model(config: ModelConfig, device: torch.device | str = "cpu", shard: Shard = WHOLE) -> CausalLM:
     """Build the model of a config on a device, without loaded weights. Raise ValueError for an impossible shard."""
     if shard.experts.size > 1 and config.moe is None:
-        raise ValueError(f"--expert-parallel-size {shard.experts.size}: {config.architecture} has no experts")
+        flag = f"--expert-parallel-size {shard.experts.size}" if shard.attention.size == 1 else "--enable-dp-attention"
+        raise ValueError(f"{flag}: {config.architecture} has no experts")
     family = family_of(config.architecture)
     with torch.device(device):
         return family.build(config, shard).eval()

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
+from tercet.scheduler.models.layers.expert_parallel.tokens import with_attention_ranks, with_experts
 from tercet.scheduler.models.layers.shard import Shard, Stage
 
 _Given = TypeVar("_Given")
@@ -96,10 +96,13 @@ class ThreadLinks:
         self._after.put(x.clone())
 
 
-def on_ranks(size: int, run: Callable[[Shard], _Given], *, stages: int = 1, experts: int = 1) -> list[_Given]:
+def on_ranks(
+    size: int, run: Callable[[Shard], _Given], *, stages: int = 1, experts: int = 1, attention: bool = False
+) -> list[_Given]:
     """Return the result of `run` on each of `size` ranks of each stage, the first stage first.
 
-    Experts are on `experts` groups of the ranks of a stage.
+    Experts are on `experts` groups of the ranks of a stage; with `attention`, each rank has experts, and requests of
+    its own.
 
     Raises the first failing rank's exception, which ends the others.
     """
@@ -115,7 +118,9 @@ def on_ranks(size: int, run: Callable[[Shard], _Given], *, stages: int = 1, expe
         links = ThreadLinks(queues[stage][rank], queues[stage + 1][rank], everyone, world)
         own = ThreadCollectives(rank, barriers[stage], boards[stage])
         shard = Shard(rank, size, own, Stage(stage, stages, links if stages > 1 else None))
-        return with_experts(shard, experts, own.all_to_all)
+        return (
+            with_attention_ranks(shard, own.all_to_all) if attention else with_experts(shard, experts, own.all_to_all)
+        )
 
     def one(number: int) -> _Given:
         try:

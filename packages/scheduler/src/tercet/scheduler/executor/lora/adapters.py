@@ -91,7 +91,7 @@ class StepAdapters:
     def rows(self, rows: Sequence[Row]) -> LoRARows | None:
         """Return the segments of a step's tokens that have an adapter; None if no token has one."""
         places = self._places[[row.slot for row in rows]].tolist()
-        if max(places) == _NONE:
+        if max(places, default=_NONE) == _NONE:
             return None
         runs = _runs(places, [row.count for row in rows])
         if self._last is None or self._last[0] != runs:  # consecutive decodes mostly have the same segments

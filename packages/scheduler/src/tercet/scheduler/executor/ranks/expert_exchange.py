@@ -8,14 +8,14 @@ from tercet.scheduler.executor.ranks.collectives import ProgressCollectives, Tor
 from tercet.scheduler.executor.ranks.expert_loads import placements_of
 from tercet.scheduler.executor.ranks.rendezvous import Rendezvous
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
+from tercet.scheduler.models.layers.expert_parallel.tokens import with_attention_ranks, with_experts
 from tercet.scheduler.models.layers.shard import Shard
 
 logger = logging.getLogger(__name__)
 
 
 def with_exchange(shard: Shard, options: WorkerOptions, rendezvous: Rendezvous, device: torch.device) -> Shard:
-    """Return a shard whose ranks form groups, each with some experts, if the options say so.
+    """Return a shard whose ranks form groups, each with some experts, or have attention of their own, as options say.
 
     Ranks that sum through shared memory meet again at the rendezvous, for an exchange by sockets: return once all have.
     """
@@ -29,4 +29,6 @@ def with_exchange(shard: Shard, options: WorkerOptions, rendezvous: Rendezvous, 
     if not isinstance(plain, TorchCollectives):
         stage = rendezvous.of_stage(shard.stage.number, shard.stage.count)
         plain = TorchCollectives(shard.rank, shard.size, stage, device)
+    if options.attention_ranks > 1:
+        return with_attention_ranks(shard, plain.all_to_all, placements_of(options))
     return with_experts(shard, size, plain.all_to_all, placements_of(options))

@@ -137,7 +137,7 @@ class MixtureOfExperts(OpsModule):
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard, layer: int) -> None:
         super().__init__()
         self._part = part = shard.of_experts
-        self._inner_size = moe.latent_size or config.hidden_size
+        self._inner_size, self._dtype = moe.latent_size or config.hidden_size, config.dtype
         self.tokens = tokens_of(shard, layer, moe.experts)
         self.routing = moe.routing
         self.expert_gate = moe.gate
@@ -177,8 +177,13 @@ class MixtureOfExperts(OpsModule):
         """Return the weighted sums of the experts of tokens x that this rank routes, or its summands of them."""
         if len(x):
             return self.tokens.mixed(*self.routed(x), self._compute)
-        weights = torch.empty(0, self.routing.top_k, device=x.device)  # other ranks may send tokens
-        return self.tokens.mixed(x.new_empty(0, self._inner_size), weights, weights.long(), self._compute)
+        return self.mixed_without_tokens(x.device)
+
+    def mixed_without_tokens(self, device: torch.device) -> torch.Tensor:
+        """Compute experts for the tokens that other ranks may send. Return [0, hidden]."""
+        x = torch.empty(0, self._inner_size, dtype=self._dtype, device=device)
+        weights = torch.empty(0, self.routing.top_k, device=device)
+        return self.tokens.mixed(x, weights, weights.long(), self._compute)
 
     def routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the inputs of the experts of tokens x, with their weights and experts. See `route`."""

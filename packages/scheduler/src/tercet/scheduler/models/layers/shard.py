@@ -7,6 +7,9 @@ between two sums is replicated, as are norms, routers and the cache's pages.
 With pipeline parallelism, each stage holds a run of layers, and passes the hidden states of a step on to the next stage
 (GPipe, arXiv:1811.06965). The first stage has the embedding, the last one the final norm and the head. A shard is then
 one of a stage.
+
+With attention by data-parallel ranks, each rank holds everything but experts whole, for requests of its own, and a
+shard is whole except for its experts.
 """
 
 from collections.abc import Sequence
@@ -18,6 +21,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import pad
 
+from tercet.scheduler.models.layers.expert_parallel.dispatch import AllToAll
 from tercet.scheduler.models.layers.expert_parallel.group import ExpertGroup
 
 
@@ -127,6 +131,17 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionRanks:
+    """Rank `rank` of `size` that each compute the attention of their own requests, and have parts of the experts."""
+
+    rank: int = 0
+    size: int = 1
+    collectives: Collectives = field(default=SingleRankCollectives(), compare=False)
+    all_to_all: AllToAll | None = field(default=None, compare=False)
+    """None while memory is computed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """Shard `rank` of `size` equal shards of a pipeline stage, which is the whole model without pipeline stages."""
 
@@ -135,6 +150,7 @@ class Shard:
     collectives: Collectives = field(default=SingleRankCollectives(), compare=False)
     stage: Stage = Stage()
     experts: ExpertGroup = field(default=ExpertGroup(), compare=False)
+    attention: AttentionRanks = AttentionRanks()
 
     @property
     def records(self) -> bool:
@@ -144,17 +160,24 @@ class Shard:
     @property
     def of_experts(self) -> "Shard":
         """Return the shard of each expert that this rank holds, and of shared experts. It has no collectives."""
-        size = self.size // self.experts.size
+        size = max(1, self.size // self.experts.size)
         return Shard(self.rank % size, size)
+
+    @property
+    def expert_group(self) -> int:
+        """Return the number of the group of experts that this rank holds."""
+        return self.rank // self.of_experts.size + self.attention.rank
 
     @property
     def is_whole(self) -> bool:
         """Return whether it is the whole model."""
-        return self.size == self.stage.count == 1
+        return self.size == self.stage.count == self.attention.size == 1
 
     def all_reduce_min(self, number: int) -> int:
         """Return the smallest of the numbers of all ranks of the model."""
         links = self.stage.links
+        if self.attention.size > 1:
+            return self.attention.collectives.all_reduce_min(number)
         return self.collectives.all_reduce_min(number) if links is None else links.all_reduce_min(number)
 
     def all_equal(self, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""The tokens that a rank routes to experts: all of them, or its share with expert parallelism."""
+"""The tokens that a rank routes to experts: all of them, its share with expert parallelism, or its requests' tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,14 +9,14 @@ import torch
 from tercet.scheduler.models.layers.expert_parallel.dispatch import AllToAll, AllToAllDispatcher
 from tercet.scheduler.models.layers.expert_parallel.group import ExpertGroup
 from tercet.scheduler.models.layers.expert_parallel.placement import Placement
-from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.layers.shard import AttentionRanks, Shard
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Computes held experts: (x [rows, hidden], weights [rows, top_k], experts int64 [rows, top_k]) -> weighted sums."""
 
 
 class ExpertTokens(Protocol):
-    """The interface of a mixture to the tokens of a step, whose hidden states [tokens, hidden] all ranks have."""
+    """The interface of a mixture to the hidden states [tokens, hidden] of the tokens of a step that this rank has."""
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -59,20 +59,24 @@ class ReplicatedTokens:
 class DispatchedTokens:
     """Expert parallelism: each group of ranks routes a run of the tokens, and has some experts.
 
-    The ranks of a group have columns of the same experts, and route the same tokens.
+    The ranks of a group have columns of the same experts, and route the same tokens. Attention ranks route all tokens
+    that they have, because no other rank has these.
     """
 
     def __init__(self, shard: Shard, layer: int, experts: int) -> None:
         self._shard = shard
         self._group: ExpertGroup = shard.experts
         self._layer = layer
-        self._number = shard.rank // shard.of_experts.size
+        self._number = shard.expert_group
+        self._divides = shard.attention.size == 1
         self._placement: Placement = self._group.placement(layer, experts)
         self._places = torch.tensor(0)
         self.held = self._placement.held[self._number]
 
     def own(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a run of the tokens."""
+        """Return a run of the tokens, or all if no other rank has them."""
+        if not self._divides:
+            return x
         share = -(-len(x) // self._group.size)
         return x[self._number * share : (self._number + 1) * share]
 
@@ -89,6 +93,8 @@ class DispatchedTokens:
 
     def whole(self, out: torch.Tensor, count: int) -> torch.Tensor:
         """Gather the runs of all groups; sum over the ranks of a group."""
+        if not self._divides:
+            return out
         size, share, hidden = self._group.size, -(-count // self._group.size), out.shape[1]
         rows = out.new_zeros(share, hidden)
         rows[: len(out)] = out
@@ -139,3 +145,20 @@ def with_experts(
         own = shard.rank // columns
         dispatcher = AllToAllDispatcher(all_to_all, shard.collectives.all_gather, ranks, shard.size, own)
     return replace(shard, experts=ExpertGroup(size, dispatcher, placements))
+
+
+def with_attention_ranks(
+    shard: Shard, all_to_all: AllToAll | None = None, placements: Mapping[int, Placement] = {}
+) -> Shard:
+    """Return a shard that is whole except for experts, of which each rank has some.
+
+    Without an all-to-all it cannot compute. Raise ValueError for several pipeline stages.
+    """
+    if shard.stage.count > 1:
+        raise ValueError("--enable-dp-attention does not work with --pipeline-parallel-size: leave one of them out")
+    size, collectives = shard.size, shard.collectives
+    dispatcher = None
+    if all_to_all is not None:
+        dispatcher = AllToAllDispatcher(all_to_all, collectives.all_gather, range(size), size, shard.rank)
+    ranks = AttentionRanks(shard.rank, size, collectives, all_to_all)
+    return Shard(experts=ExpertGroup(size, dispatcher, placements), attention=ranks)
