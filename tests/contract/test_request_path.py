@@ -11,6 +11,7 @@ MOST_LINES = 8500
 WIRING = (
     "frontend/wiring.py",
     "scheduler/wiring.py",
+    "scheduler/core/data_parallel/scheduler.py",
     "scheduler/executor_factory.py",
     "detokenizer/__main__.py",
     "protocol/aio.py",

@@ -56,7 +56,12 @@ def complaint(options: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["--ep-size", "0"], "--expert-parallel-size must be at least 1, not 0"),
         (["--ep-num-redundant-experts", "1"], "--ep-num-redundant-experts needs --init-expert-location"),
         (["--expert-load-file", "x"], "--expert-load-file needs --expert-parallel-size above 1"),
-        (["--enable-dp-attention"], "--enable-dp-attention"),
+        (["--enable-dp-attention"], "--enable-dp-attention needs --tensor-parallel-size above 1"),
+        (
+            ["--enable-dp-attention", "--tp", "2", "--pp", "2"],
+            "--enable-dp-attention does not work with --pipeline-parallel-size 2",
+        ),
+        (["--enable-dp-attention", "--tp", "4", "--ep", "2"], "leave --expert-parallel-size 2 out"),
         (["--device", "tpu"], "--device must be cpu, auto, auto:N, cuda or cuda:N"),
         (["--device", "cpu:1"], "--device must be cpu, auto, auto:N, cuda or cuda:N"),
         (["--overlap", "7"], "--overlap"),
@@ -190,6 +195,7 @@ SAMPLES: dict[type, dict[str, object]] = {
     HostOptions: {"nnodes": 2, "node_rank": 1, "dist_init_addr": "10.0.0.1:5", "dist_timeout": 7.0},
     ExpertOptions: {
         "expert_parallel_size": 2,
+        "enable_dp_attention": True,
         "init_expert_location": Path("/run/loads"),
         "ep_num_redundant_experts": 3,
         "expert_load_file": Path("/run/new"),

@@ -1,6 +1,7 @@
 """Parts that a server starts on a machine, with their options."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,17 @@ def test_a_dry_run_is_the_schedulers() -> None:
 @pytest.mark.parametrize("options", [SchedulerOptions(nnodes=2), SchedulerOptions(node_rank=1)])
 def test_a_model_on_several_hosts_has_one_scheduler(options: SchedulerOptions) -> None:
     with pytest.raises(ConfigError, match="--dp-size 2: a model on several hosts has one scheduler"):
+        ServeConfig(serve=ServeOptions(dp_size=2), scheduler=options)
+
+
+def test_ranks_with_attention_of_their_own_have_one_scheduler() -> None:
+    options = SchedulerOptions(tensor_parallel_size=4, enable_dp_attention=True)
+    config = ServeConfig(model="m", serve=ServeOptions(dp_size=4), scheduler=options)
+    (scheduler,) = (part for part in local_parts(config, Path("/run/x")) if part.role is Role.SCHEDULER)
+    assert list(scheduler.command[3:]) == ["--model=m", "--tensor-parallel-size=4", "--enable-dp-attention"]
+    near = ServeConfig(serve=ServeOptions(dp_size=4), scheduler=replace(options, nnodes=2, dist_init_addr="10.0.0.1:5"))
+    assert near.schedulers == 1
+    with pytest.raises(ConfigError, match="--dp-size 2 must be equal to --tensor-parallel-size 4"):
         ServeConfig(serve=ServeOptions(dp_size=2), scheduler=options)
 
 

@@ -17,7 +17,7 @@ from tercet.scheduler.executor.dry_run import rank_memory, report, size_text, un
 from tercet.scheduler.executor.kv_budget import kv_shapes
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.decoder import CausalLM
-from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
+from tercet.scheduler.models.layers.expert_parallel.tokens import with_attention_ranks, with_experts
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear
 from tercet.scheduler.models.layers.shard import WHOLE, Shard, Split
@@ -118,6 +118,19 @@ def test_ranks_with_more_experts_have_a_line_of_their_own(checkpoints: Checkpoin
     model = build_model(config, shard=parts[1])
     load_weights(model, directory)
     assert weights[1] == loaded_bytes(model)
+
+
+def test_ranks_with_attention_of_their_own_cache_all_heads(checkpoints: Checkpoints) -> None:
+    directory = checkpoints("mixtral")
+    config = load_config(directory)
+    options = options_of(directory, expert_parallel_size=2, attention_ranks=2)
+    lines, fits = report(options, Split(shards=2), 1, 1 << 30, "tiny")
+    weights = [weights_bytes(build_model(config, "meta", with_attention_ranks(Shard(rank, 2)))) for rank in range(2)]
+    assert [line.split()[3:5] for line in lines[3:5]] == [size_text(each).split() for each in weights]
+    token = sum(shape.page_bytes for shape in kv_shapes(options, config, WHOLE).values()) // 16
+    assert all(f"{token:,} B" in line for line in lines[3:5])
+    assert "each rank has a KV cache of its own: 2,048 tokens in all" in lines
+    assert fits
 
 
 def test_a_model_that_does_not_fit_is_not_fitting(checkpoints: Checkpoints) -> None:

@@ -31,6 +31,7 @@ def serve(command: str) -> ServeConfig:
         ("--model-path org/model --host :: --port 1", "org/model --host :: --port 1"),
         ("--model org/model", "org/model"),
         ("--tp 2 --dp 3", "--tensor-parallel-size 2 --dp-size 3"),
+        ("--tp 2 --dp 2 --enable-dp-attention", "--tensor-parallel-size 2 --dp-size 2 --enable-dp-attention"),
         ("--tp-size=2 --data-parallel-size=3", "--tensor-parallel-size 2 --dp-size 3"),
         ("--mem-fraction-static 0.8 --max-total-tokens 4Ki", "--mem-fraction-static 0.8 --max-total-tokens 4096"),
         ("--context-length 25.6k", "--context-length 25600"),

@@ -143,6 +143,8 @@ class ExpertOptions:
     expert_parallel_size: Annotated[int, Parameter(alias=("--ep-size", "--ep"))] = 1
     """Groups of the --tensor-parallel-size processes, each with some experts of every mixture; also --ep-size, --ep."""
 
+    enable_dp_attention: Annotated[bool, Parameter(negative="")] = False
+    """Attention of its own requests in each of the --tensor-parallel-size processes, and experts over all of them."""
     init_expert_location: Path | None = None
     """File of expert loads, by which experts are placed; without it, each group has an equal run of them."""
     ep_num_redundant_experts: int = 0
@@ -158,16 +160,42 @@ class ExpertOptions:
         if self.ep_num_redundant_experts and self.init_expert_location is None:
             raise ConfigError("--ep-num-redundant-experts needs --init-expert-location, which says what to copy")
         given = {"--init-expert-location": self.init_expert_location, "--expert-load-file": self.expert_load_file}
-        if self.expert_parallel_size == 1 and (useless := [name for name, path in given.items() if path is not None]):
+        placed = self.expert_parallel_size > 1 or self.enable_dp_attention
+        if not placed and (useless := [name for name, path in given.items() if path is not None]):
             raise ConfigError(f"{useless[0]} needs --expert-parallel-size above 1")
+
+    def attention_ranks(self, ranks: int) -> int:
+        """Return how many of the ranks of a model have requests of their own: all, or one for all."""
+        return ranks if self.enable_dp_attention else 1
+
+    def groups(self, ranks: int) -> int:
+        """Return the number of groups of ranks that have different experts."""
+        return ranks if self.enable_dp_attention else self.expert_parallel_size
 
     def check(self, ranks: int, stages: int) -> None:
         """Raise ConfigError unless a model on these ranks of each pipeline stage can have them."""
+        if self.enable_dp_attention:
+            self._check_attention(ranks, stages)
         if stages > 1 and self.expert_load_file is not None:
             raise ConfigError("--expert-load-file: rank 0 knows the loads of its own pipeline stage alone")
         if ranks % self.expert_parallel_size:
             raise ConfigError(
                 f"--expert-parallel-size {self.expert_parallel_size} must divide --tensor-parallel-size {ranks}"
+            )
+
+    def _check_attention(self, ranks: int, stages: int) -> None:
+        if ranks == 1:
+            raise ConfigError(
+                "--enable-dp-attention needs --tensor-parallel-size above 1: its processes have the attention"
+            )
+        if stages > 1:
+            raise ConfigError(
+                f"--enable-dp-attention does not work with --pipeline-parallel-size {stages}: leave it out"
+            )
+        if self.expert_parallel_size not in (1, ranks):
+            raise ConfigError(
+                f"--enable-dp-attention places experts over all --tensor-parallel-size {ranks} processes: leave "
+                f"--expert-parallel-size {self.expert_parallel_size} out"
             )
 
 
@@ -243,13 +271,13 @@ class ScheduleOptions:
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
 
-    def slots(self, *, gpu: bool) -> int:
-        """Return the number of choices that run at the same time."""
-        return self.max_running_requests or (256 if gpu else 64)
+    def slots(self, *, gpu: bool, ranks: int = 1) -> int:
+        """Return the number of choices that run at the same time: as many on each of several attention ranks."""
+        return -(-(self.max_running_requests or (256 if gpu else 64)) // ranks) * ranks
 
-    def step_tokens(self, *, gpu: bool) -> int:
-        """Return the number of tokens that one step may compute."""
-        return self.chunked_prefill_size or (8192 if gpu else 512)
+    def step_tokens(self, *, gpu: bool, ranks: int = 1) -> int:
+        """Return the number of tokens that one step may compute, on each of several attention ranks."""
+        return -(-(self.chunked_prefill_size or (8192 if gpu else 512)) // ranks)
 
     def protection(self, *, gpu: bool) -> int:
         """Return the divisor of a step's tokens that gives those of one API key while another decodes.

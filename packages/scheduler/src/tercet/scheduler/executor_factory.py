@@ -59,16 +59,17 @@ def _worker_options(
     from tercet.scheduler.executor.ranks.expert_loads import read_loads
     from tercet.scheduler.executor.worker_options import WorkerOptions
 
+    ranks = experts.attention_ranks(options.tensor_parallel_size)
     return WorkerOptions(
         model=found.path,
         weights=found.weights,
         dtype=options.dtype,
         device=options.device,
         load_format="dummy" if options.load_format == "dummy" and found.weights is None else "safetensors",
-        slots=schedule.slots(gpu=gpu),
+        slots=schedule.slots(gpu=gpu, ranks=ranks),
         context_length=options.context_length,
         page_size=options.page_size,
-        step_tokens=schedule.step_tokens(gpu=gpu),
+        step_tokens=schedule.step_tokens(gpu=gpu, ranks=ranks),
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_bytes=options.kv_cache_bytes,
         mem_fraction_static=schedule.mem_fraction_static,
@@ -82,9 +83,10 @@ def _worker_options(
         max_loras=schedule.max_loras,
         max_lora_rank=schedule.max_lora_rank,
         draft_rows=schedule.draft_rows(stages=options.pipeline_parallel_size),
-        expert_parallel_size=experts.expert_parallel_size,
+        expert_parallel_size=experts.groups(options.tensor_parallel_size),
         expert_loads=() if experts.init_expert_location is None else read_loads(experts.init_expert_location),
         redundant_experts=experts.ep_num_redundant_experts,
+        attention_ranks=ranks,
     )
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +30,11 @@ from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ExpertOptions, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.data_parallel.scheduler import core_of, cores_of
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
-from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.diagnostics.crash_dump import EventRing
 from tercet.scheduler.diagnostics.event_log import LogFile, Record, RecordingScheduler
 from tercet.scheduler.diagnostics.profiler import ProfiledRunner
@@ -201,10 +201,11 @@ class SchedulerProcess:
             self._stage, found.weights or found.path, update_groups_of(self._model, self._process.peer)
         )
         stack.callback(transfers.close)
-        core = Scheduler(self._core_config(), executor.capacity)
-        kv_events = self._publish_kv_events(core.memory, stack)
-        tokens = core.memory.tokens
-        self._send_progress(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
+        core = core_of(self._core_config(), executor.capacity)
+        memories = [each.memory for each in cores_of(core)]
+        publishers = self._publish_kv_events(memories, stack)
+        tokens, each = memories[0].tokens, f" on each of {len(memories)} ranks" if len(memories) > 1 else ""
+        self._send_progress(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}{each}"))
         limits = _limits(found, executor.capacity, tokens)
         records: list[Record] = [LogFile(log).record] if log is not None else []
         if self._ring is not None:
@@ -213,6 +214,10 @@ class SchedulerProcess:
         def on_weights_loaded(path: str) -> None:
             transfers.on_loaded(Path(path))
             self._announce(replace(found, weights=Path(path)), limits)
+
+        def flush() -> None:
+            for publisher in publishers:
+                publisher.flush()
 
         loop = self._build_loop(
             RecordingScheduler(core, *records) if records else core,
@@ -228,21 +233,23 @@ class SchedulerProcess:
             ),
             prepare=executor.prepare,
             on_weights_loaded=on_weights_loaded,
-            on_turn=(lambda: None) if kv_events is None else kv_events.flush,
+            on_turn=flush,
         )
         return loop, limits
 
-    def _publish_kv_events(self, memory: KVMemory, stack: ExitStack) -> KVEventPublisher | None:
-        """Publish the changes of the prefix cache, if this is configured. Raises ConfigError."""
-        if self._kv_events is None:
-            return None
-        try:
-            publisher = KVEventPublisher(self._kv_events, memory.page_size, self._process.data_parallel_rank)
-        except ChannelError as error:
-            raise ConfigError(f"--kv-events-config: {error}") from error
-        stack.callback(publisher.close)
-        memory.observe(publisher.record)
-        return publisher
+    def _publish_kv_events(self, memories: Sequence[KVMemory], stack: ExitStack) -> list[KVEventPublisher]:
+        """Publish the changes of the prefix cache of each attention rank, if this is configured. Raises ConfigError."""
+        publishers: list[KVEventPublisher] = []
+        for rank, memory in enumerate(memories, self._process.data_parallel_rank):
+            if self._kv_events is None:
+                break
+            try:
+                publishers.append(publisher := KVEventPublisher(self._kv_events, memory.page_size, rank))
+            except ChannelError as error:
+                raise ConfigError(f"--kv-events-config: {error}") from error
+            stack.callback(publisher.close)
+            memory.observe(publisher.record)
+        return publishers
 
     def _announce(self, found: ResolvedModel, limits: ModelLimits) -> None:
         """Send peers the model and weights that are served from now on."""
@@ -282,16 +289,17 @@ class SchedulerProcess:
         return SchedulerLoop(core, profiled, node.drain, node.send, board, time.monotonic, overlap=overlap, **more)
 
     def _core_config(self) -> CoreConfig:
-        schedule = self._schedule
+        schedule, ranks = self._schedule, self._experts.attention_ranks(self._model.tensor_parallel_size)
         return CoreConfig(
             policy=schedule.schedule_policy,
-            token_budget=schedule.step_tokens(gpu=on_gpu(self._model)),
+            token_budget=schedule.step_tokens(gpu=on_gpu(self._model), ranks=ranks),
             max_queued=schedule.max_queued_requests,
             radix_cache=not schedule.disable_radix_cache,
             protection=schedule.protection(gpu=on_gpu(self._model)),
             draft_rows=schedule.draft_rows(stages=self._model.pipeline_parallel_size),
             draft_by_cost=schedule.draft_by_cost(gpu=on_gpu(self._model)),
             stages=self._model.pipeline_parallel_size,
+            attention_ranks=ranks,
         )
 
     def _remove_stage(self) -> None:

@@ -1,5 +1,6 @@
 """Ranks that have requests of their own, and experts of all, say what one process says."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 
 from packages.scheduler.tests.conftest import make_checkpoint
 from packages.scheduler.tests.executor.ranks.test_expert_ranks import NATIVE, Leader, NoMoreOrdersError, check
+from packages.scheduler.tests.executor.ranks.test_pipeline import other_hosts
 from packages.scheduler.tests.executor.ranks.test_ranks import outputs_of
+from tercet.protocol.messages.messages import ReleaseMemoryReq, ResumeMemoryReq
+from tercet.protocol.messages.values import LoRAAdapter, MemoryTag
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.kv_budget import kv_shapes
 from tercet.scheduler.executor.ranks.rank_messages import Order
@@ -22,6 +26,7 @@ from tercet.scheduler.models.layers.shard import WHOLE, Shard, Split
 from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.attention_ranks import RanksDriver
+from tercet.scheduler.testing.lora_checkpoints import write_adapter
 from tercet.scheduler.testing.thread_ranks import on_ranks
 
 Checkpoints = Callable[[str], Path]
@@ -76,6 +81,13 @@ def played_on_threads(options: WorkerOptions, size: int, play: Play) -> Any:
     return on_ranks(size, run, attention=True)[0]
 
 
+def adapter_of(directory: Path) -> LoRAAdapter:
+    """Return an adapter with the hash of its files."""
+    parts = [directory / name for name in ("adapter_config.json", "adapter_model.safetensors")]
+    digests = b"".join(hashlib.sha256(part.read_bytes()).digest() for part in parts)
+    return LoRAAdapter(str(directory), hashlib.sha256(digests).hexdigest())
+
+
 def all_kinds(executor: Any, ranks: int, overlap: int = 0) -> Any:
     """Return the outputs of chunked and cached prompts, n = 2, penalties, log-probabilities, a grammar."""
     driver = driver_of(executor, ranks, overlap)
@@ -122,6 +134,37 @@ def test_retracted_and_cached_choices_go_on(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.usefixtures("as_before")
+def test_each_rank_runs_the_adapters_of_its_requests(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """There are two places for three adapters on each rank; memory is released and resumed in between."""
+    options = replace(options_of(checkpoints("qwen3_moe")), max_loras=2, max_lora_rank=4)
+    attention = r".*layers\.\d+\.self_attn\.\w_proj"
+    files = [write_adapter(tmp_path / f"{seed}", options.model, modules=attention, seed=seed) for seed in range(3)]
+    adapters = [None, *map(adapter_of, files)]
+
+    def play(executor: Any, ranks: int) -> Any:
+        driver = driver_of(executor, ranks)
+        for number in range(12):
+            prompt = [17, 42, number]
+            adapter = adapters[number % 4]
+            driver.send(
+                request(f"r{number}", prompt, max_new_tokens=20, temperature=0.0, ignore_eos=True, lora=adapter)
+            )
+            if number == 6:
+                tags = [MemoryTag.WEIGHTS, MemoryTag.KV_CACHE]
+                driver.send(ReleaseMemoryReq(id="off", tags=tags), ResumeMemoryReq(id="on", tags=tags))
+            driver.step()
+        driver.run()
+        executor.close()
+        return driver.output, {load.rank for plan in driver.plans for load in plan.adapters}
+
+    expected, one = played_alone(options, play)
+    given, both = played_on_threads(options, 2, play)
+    assert given == expected
+    assert len({tuple(tokens) for tokens in given.values()}) == 12
+    assert (one, both) == ({0}, {0, 1})
+
+
+@pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_processes_say_what_one_process_says(overlap: int, place: Path, tmp_path: Path) -> None:
     model = make_checkpoint("gpt_oss", tmp_path, num_attention_heads=4, num_key_value_heads=4)
@@ -134,6 +177,16 @@ def test_processes_say_what_one_process_says(overlap: int, place: Path, tmp_path
     assert len(pids) == 1
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not [*place.glob("tercet-*")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.timeout(300)
+def test_ranks_on_two_hosts_say_what_one_process_says(place: Path, checkpoints: Checkpoints) -> None:
+    options = options_of(checkpoints("qwen3_moe"))
+    expected = played_alone(options, all_kinds)
+    with other_hosts(options.model, 2, place) as network:
+        check(all_kinds(Ranks(ranked(options, 2), Split(2), network=network), 2), expected)
 
 
 def test_slots_are_divided_evenly(tmp_path: Path) -> None:

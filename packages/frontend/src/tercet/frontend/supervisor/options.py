@@ -64,7 +64,7 @@ class ServeOptions:
     port: int = 30000
     """Port to listen on; 0 takes any that is free."""
     dp_size: int = 1
-    """Scheduler processes, each with its own copy of the model."""
+    """Scheduler processes, each with its own copy of the model, unless --enable-dp-attention is given."""
     detokenizer_workers: int = 1
     """Detokenizer processes."""
     frontend_workers: int = 1
@@ -171,6 +171,8 @@ class SchedulerOptions:
     """Pipeline stages of each scheduler's model, each of --tensor-parallel-size processes; also --pp."""
     expert_parallel_size: Annotated[int | None, Parameter(alias=("--ep-size", "--ep"))] = None
     """Groups of the --tensor-parallel-size processes, each with some experts of every mixture; also --ep."""
+    enable_dp_attention: Annotated[bool, Parameter(negative="")] = False
+    """One scheduler whose --dp-size processes compute attention of requests of their own, and have parts of experts."""
     nnodes: int | None = None
     """Hosts that share the model, each of which runs an equal share of its processes; 1 when not given."""
     node_rank: int | None = None
@@ -243,12 +245,26 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.model or self.model.startswith("-"):
             raise ConfigError(f"MODEL must be a directory or a Hugging Face name, not {self.model!r}")
-        if self.serve.dp_size > 1 and self.several_hosts:
-            raise ConfigError(f"--dp-size {self.serve.dp_size}: a model on several hosts has one scheduler, so far")
+        self._check_data_parallel()
         if self.frontend.lora and self.scheduler.max_loras == 0:
             raise ConfigError("--lora has no use with --max-loras 0")
         for extra in (self.frontend_extra, self.scheduler_extra, self.detokenizer_extra):
             extra_flags(extra)
+
+    def _check_data_parallel(self) -> None:
+        size, ranks = self.serve.dp_size, self.scheduler.tensor_parallel_size or 1
+        if self.scheduler.enable_dp_attention and size != ranks and not self.scheduler.node_rank:
+            raise ConfigError(
+                f"--enable-dp-attention: --dp-size {size} must be equal to --tensor-parallel-size {ranks}, because one "
+                "process computes the attention of a request"
+            )
+        if self.schedulers > 1 and self.several_hosts:
+            raise ConfigError(f"--dp-size {size}: a model on several hosts has one scheduler, so far")
+
+    @property
+    def schedulers(self) -> int:
+        """Return the number of scheduler processes."""
+        return 1 if self.scheduler.enable_dp_attention else self.serve.dp_size
 
     @property
     def several_hosts(self) -> bool:

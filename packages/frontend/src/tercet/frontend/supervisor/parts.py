@@ -45,11 +45,11 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
                 *config.scheduler.flags(),
                 *_lora_flags(config),
                 *_device_flags(config, number),
-                *([f"--data-parallel-rank={number}"] if config.serve.dp_size > 1 else []),
+                *([f"--data-parallel-rank={number}"] if config.schedulers > 1 else []),
                 *extra_flags(config.scheduler_extra),
             ),
         )
-        for number in range(config.serve.dp_size)
+        for number in range(config.schedulers)
     ]
     if config.scheduler.node_rank:
         return parts
@@ -108,7 +108,7 @@ def frontend_flags(config: ServeConfig) -> list[str]:
 
 def _device_flags(config: ServeConfig, number: int) -> list[str]:
     """Return the flag that gives each of several schedulers its own GPUs, unless a device was configured."""
-    if config.serve.dp_size == 1 or "device" in config.scheduler_extra:
+    if config.schedulers == 1 or "device" in config.scheduler_extra:
         return []
     options = config.scheduler
     ranks = (options.tensor_parallel_size or 1) * (options.pipeline_parallel_size or 1)

@@ -16,7 +16,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import SLOW_ON_CPU, read_json, served_dtype
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
-from tercet.scheduler.models.layers.expert_parallel.tokens import with_experts
+from tercet.scheduler.models.layers.expert_parallel.tokens import with_attention_ranks, with_experts
 from tercet.scheduler.models.layers.latent_attention import HeadProjections
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear
@@ -102,8 +102,11 @@ def report(options: WorkerOptions, split: Split, hosts: int, memory: int, name: 
     try:
         placements = placements_of(options)
         for one in (unlinked_shard(split, rank) for rank in range(split.ranks)):
-            shard = with_experts(one, options.expert_parallel_size, placements=placements)
-            key = shard.stage.number, len(shard.uneven_span(config.vocab_size)), shard.rank // shard.of_experts.size
+            if options.attention_ranks > 1:
+                shard = with_attention_ranks(one, placements=placements)
+            else:
+                shard = with_experts(one, options.expert_parallel_size, placements=placements)
+            key = shard.stage.number, len(shard.uneven_span(config.vocab_size)), shard.expert_group
             if key not in known:
                 known[key] = rank_memory(options, config, shard, memory)
             ranks.append(known[key])
@@ -154,6 +157,8 @@ def _verdict(options: WorkerOptions, config: ModelConfig, ranks: Sequence[RankMe
         ]
     tokens = min(rank.tokens for rank in ranks)
     lines = [f"fits: {tokens:,} tokens, as many as the rank with the fewest has, in {share:g} of memory"]
+    if options.attention_ranks > 1:
+        lines.append(f"each rank has a KV cache of its own: {options.attention_ranks * tokens:,} tokens in all")
     if tokens < config.context_length:
         lines.append(f"the context length would be lowered from {config.context_length:,} to {tokens:,} tokens")
     if state_layers(config):

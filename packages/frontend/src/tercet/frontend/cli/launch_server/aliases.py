@@ -161,6 +161,7 @@ IGNORED: Mapping[str, str] = {
     "--random-seed": "requests without a `seed` get a random one each; give a `seed` for equal answers",
     "--stream-interval": "tokens are sent as soon as they are there",
     "--disable-cuda-graph": "steps that have no graph run without one, and results are equal",
+    "--enable-dp-lm-head": "with --enable-dp-attention, each rank has the whole head, and computes logits of some rows",
     "--enable-torch-compile": "models use fused kernels of their own",
     "--enable-multimodal": "a model that reads images always does",
     "--watchdog-timeout": "a scheduler whose step hangs is always restarted, and its requests continue elsewhere",
@@ -191,7 +192,6 @@ INSTEAD: Mapping[str, str] = {
     "--fastapi-root-path": "let the proxy remove the prefix",
     "--log-level-http": "use --frontend.access-log true for a line per request",
     "--uvicorn-access-log-exclude-prefixes": "use --frontend.access-log true for a line per request",
-    "--enable-dp-attention": "use --dp-size for schedulers with a copy of the model each",
 }
 """What to use instead of an option, where that differs from its group."""
 
