@@ -6,12 +6,14 @@ from dataclasses import fields
 
 from tercet.frontend.cli.launch_server.aliases import ALIASES
 from tercet.frontend.config.config import ServingConfig
-from tercet.scheduler.config import ModelOptions, ScheduleOptions
+from tercet.scheduler.config import ExpertOptions, ModelOptions, ScheduleOptions
+
+PARTS = ModelOptions, ScheduleOptions, ExpertOptions
 
 
 def test_options_for_one_part_exist_in_it() -> None:
     known = {
-        *(f"--scheduler.{each.name}" for options in (ModelOptions, ScheduleOptions) for each in fields(options)),
+        *(f"--scheduler.{each.name}" for options in PARTS for each in fields(options)),
         *(f"--frontend.{each.name}" for each in fields(ServingConfig)),
     }
     names = [alias.ours.partition("=")[0].replace("-", "_").replace("__", "--", 1) for alias in ALIASES]

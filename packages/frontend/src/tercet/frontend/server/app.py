@@ -30,11 +30,9 @@ from tercet.frontend.http.auth import Keys
 from tercet.frontend.http.backpressure import response_budget
 from tercet.frontend.http.error_format import ROUTE
 from tercet.frontend.http.memory_budget import MemoryBudget
-from tercet.frontend.http.refusal_pace import RefusalPace
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.server.allowed_hosts import AllowedHosts
-from tercet.frontend.server.connection_limit import max_connections
 from tercet.frontend.server.error_handlers import add_error_handlers
 from tercet.frontend.server.middleware import OPEN_ROUTES, RequestMiddleware
 from tercet.frontend.server.stores import Stores
@@ -71,7 +69,6 @@ def build_app(
     api_keys = config.api_keys()
     app.state.body_budget = MemoryBudget(config.max_body_bytes)
     app.state.loop_turns = manager.requests.turns
-    app.state.refusal_pace = RefusalPace(max_connections() // 4)
     hosts = AllowedHosts(config.allowed_origin) if local and not api_keys else None
     guarded = RequestMiddleware(
         app,

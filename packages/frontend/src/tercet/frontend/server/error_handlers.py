@@ -22,11 +22,13 @@ from tercet.frontend.http.error_format import error_response
 from tercet.frontend.http.refusal_pace import RefusalPace
 from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.sse import ClientDisconnectedError
+from tercet.frontend.server.connection_limit import max_connections
 
 logger = logging.getLogger(__name__)
 
 
 def add_error_handlers(app: FastAPI) -> None:
+    app.state.refusal_pace = RefusalPace(max_connections() // 4)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnectedError, _on_client_gone)

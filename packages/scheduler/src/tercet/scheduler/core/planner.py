@@ -233,10 +233,7 @@ class Planner:
         return starved
 
     def _awaiting(self) -> int:
-        """Return how many choices wait for a result.
-
-        Marks those for which the drafter expects enough tokens to wait.
-        """
+        """Return how many choices wait for a result; mark those whose drafter expects enough tokens to wait."""
         if self._drafter.room(len(self.running)):
             for req in self.running:
                 if not self.is_blocked(req):  # `plan` can be called any number of times for a blocked choice

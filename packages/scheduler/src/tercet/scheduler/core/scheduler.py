@@ -172,10 +172,7 @@ class Scheduler:
                 self.intake.refuse_adapter(message.adapter, message.fault, outputs)
 
     def schedule(self, now: float = 0.0, *, weights: bool = True) -> Plan | None:
-        """Plan the next step, if there is one. `now` measures waiting times and, for `draft_by_cost`, steps.
-
-        Unless `weights`, other weights are not loaded now.
-        """
+        """Plan the next step, if there is one; load no weights unless `weights`. `now` measures waiting and steps."""
         planned: tuple[Plan, list[Req]] | None = None
         if weights and self.loads_weights:
             self._retract_all()

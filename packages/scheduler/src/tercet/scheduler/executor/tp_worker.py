@@ -180,9 +180,7 @@ class TpModelWorker:
         return not self._released and self._runner.graphs is not None and self._runner.graphs.capture_next()
 
     def _execute(self, plan: Plan) -> StepOutput:
-        """Run a plan, then capture a graph. A failed plan is not followed by a capture, because ranks must capture
-        together.
-        """
+        """Run a plan, then capture a graph unless the plan failed, because ranks must capture together."""
         if plan.weights:
             options = replace(self._options, weights=Path(plan.weights), load_format="safetensors")
             return StepOutput(plan, [], None, [], fault=self._change(options, self._released - {MemoryTag.WEIGHTS}))
@@ -238,9 +236,7 @@ class TpModelWorker:
         return StepAudio(loaded.audio, self._audio, self._backend, self._options.rows, self._device)
 
     def _warm_up(self, model: Model) -> None:
-        """Run ordinary steps so that kernels are compiled before requests wait for them. The page they write to is
-        unused.
-        """
+        """Run steps on an unused page, so that kernels are compiled before requests wait for them."""
         options, config, runner = self._options, self._config, self._runner
         # warm up without graphs; graphs of rare step shapes are captured on first use
         graphs, runner.graphs = runner.graphs, None
