@@ -17,7 +17,7 @@ from tercet.kernels.triton.linear.quantized import linear_quantized
 
 BLOCKS = {
     "fp8": [(128, 128), (1, 4096), (4096, 4096)],
-    "int8": [(1, 4096)],
+    "int8": [(1, 4096), (1, 16)],
     "int4": [(1, 32), (1, 128)],
     "mxfp4": [(1, 32)],
 }

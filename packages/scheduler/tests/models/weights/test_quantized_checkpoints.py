@@ -1,5 +1,6 @@
 """Quantised checkpoints, written by hand as their tools write them, against the weights they stand for."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -374,3 +375,53 @@ def test_weights_are_unpacked_on_the_device(kind: str, tmp_path: Path) -> None:
     assert weight is not None
     assert weight.shape == (INNER, HIDDEN)
     assert {x.device for x in (weight.codes, weight.scales, weight.zeros) if x is not None} == {meta}
+
+
+def test_quantization_may_be_said_beside_the_config(tmp_path: Path) -> None:
+    """As in older checkpoints of ModelOpt, which name no method."""
+    full = write("modelopt", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    said = config.pop("quantization_config") | {"exclude_modules": ["lm_head"]}
+    del said["quant_method"]
+    path.write_text(json.dumps(config))
+    beside = tmp_path / "model" / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": said}))
+    model = load(tmp_path / "model")
+    assert len(quantized(model)) == 4 * LAYERS
+    torch.testing.assert_close(logits(model), logits(load(full)), rtol=1e-4, atol=1e-4)
+    beside.write_text(json.dumps({"quantization": "NVFP4"}))
+    with pytest.raises(ModelError, match=r"^hf_quant_config\.json: quantization is not an object$"):
+        load(tmp_path / "model")
+
+
+def test_fp8_of_modelopt_is_read(tmp_path: Path) -> None:
+    full = write("tensor", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}))
+    torch.testing.assert_close(logits(load(tmp_path / "model")), logits(load(full)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "modelopt"])
+def test_every_nvfp4_number_is_kept_exactly(kind: str, tmp_path: Path) -> None:
+    full = write(kind, tmp_path / "model")
+    layer: Any = load(tmp_path / "model").model.layers[1]
+    weight = layer.mlp.down_proj.quantized
+    assert (weight.format, weight.block) == ("int8", (1, 16))
+    assert set(weight.codes.unique().tolist()) == {-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12}
+    stored = load_file(full / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
+    torch.testing.assert_close(dequantize(weight), stored, rtol=3e-7, atol=0)
+
+
+def test_nvfp4_of_another_layout_is_refused(tmp_path: Path) -> None:
+    write("modelopt", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.up_proj"
+    save_file(tensors | {f"{name}.weight_scale": tensors[f"{name}.weight_scale"].float()}, path)
+    with pytest.raises(ModelError, match=f"{name}.weight_scale: stored as F32, and only F8_E4M3 is read"):
+        load(tmp_path / "model")
+    save_file(tensors | {f"{name}.pre_quant_scale": torch.ones(HIDDEN)}, path)
+    with pytest.raises(ModelError, match=f"unexpected: {name}.pre_quant_scale"):
+        load(tmp_path / "model")

@@ -33,6 +33,7 @@ CHECKED = {
     "gptq": quantized_fields.GPTQ,
     "deepseek": quantized_fields.FP8,
     "tensor": quantized_fields.COMPRESSED_TENSORS,
+    "modelopt": quantized_fields.MODELOPT,
 }
 
 
@@ -73,6 +74,9 @@ HONOURED: list[tuple[str, dict[str, Any]]] = [
     ("int8", {"format": "int-quantized", "ignore": ["lm_head"]}),
     ("packed", {"ignore": ["lm_head"], "quantization_status": "compressed"}),
     ("packed zeros", {"version": "0.13.0"}),
+    ("nvfp4", {"ignore": ["lm_head"], "quantization_status": "compressed"}),
+    ("modelopt", {"producer": {"name": "modelopt"}, "exclude_modules": ["lm_head"], "group_size": 16}),
+    ("modelopt", {"config_groups": {"group_0": {}}, "ignore": ["lm_head"], "kv_cache_scheme": {"num_bits": 8}}),
 ]
 
 
@@ -120,7 +124,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tensor", group(group_size=32), r"config_groups\.a\.weights\.group_size: 32"),
     ("tensor", group(strategy="group"), r"config_groups\.a\.weights\.strategy: 'group'"),
     ("tensor", group(strategy="block"), r"config_groups\.a\.weights\.block_structure: is missing"),
-    ("tensor", group(num_bits=4), r"config_groups\.a\.weights: only 8-bit floats, and integers"),
+    ("tensor", group(num_bits=3), r"config_groups\.a\.weights: only floats and integers of 8 and 4 bits"),
+    ("tensor", group(num_bits=4), "format: None is not one of nvfp4-pack-quantized"),
+    ("nvfp4", group(num_bits=4), r"config_groups\.a\.weights\.strategy: 'channel' is not one of tensor_group"),
+    ("nvfp4", group(num_bits=4, strategy="tensor_group"), r"config_groups\.a\.weights\.group_size: None"),
+    ("nvfp4", {"format": "mxfp4-pack-quantized"}, "format: 'mxfp4-pack-quantized'"),
+    ("modelopt", {"quant_algo": "W4A8_AWQ"}, "quant_algo: 'W4A8_AWQ' is not one of FP8, NVFP4"),
+    ("modelopt", {"quant_algo": None}, "quant_algo: None is not one of FP8, NVFP4"),
+    ("modelopt", {"group_size": 32}, "group_size: 32"),
     ("int8", group(type="int", strategy="block"), r"config_groups\.a\.weights\.strategy: 'block'"),
     ("int8", group(type="int", symmetric=False), r"config_groups\.a\.weights\.symmetric: False"),
     ("int8", {"format": "float-quantized"}, "format: 'float-quantized' is not one of int-quantized"),

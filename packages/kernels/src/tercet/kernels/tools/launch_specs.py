@@ -374,6 +374,8 @@ CASES: dict[str, Callable[[], object]] = {
     "fp8 blocks, one row": partial(_quantized, "fp8", 1, (128, 128)),
     "fp8 rows, one row": partial(_quantized, "fp8", 1, (1, HIDDEN)),
     "int8, one row": partial(_quantized, "int8", 1, (1, HIDDEN)),
+    "int8 by 16, one row": partial(_quantized, "int8", 1, (1, 16)),
+    "int8 by 16": partial(_quantized, "int8", 4, (1, 16)),
     "int4, one row": partial(_quantized, "int4", 1, (1, 128)),
     "int4, one row, onto": lambda: _onto(_int4()),
     "int4, one row, gated": lambda: project(_hidden(1), _int4(), gate="silu"),

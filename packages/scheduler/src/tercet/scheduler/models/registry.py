@@ -47,12 +47,21 @@ def load_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     Raise ModelError with one line that names the wrong field.
     """
     generation = directory / "generation_config.json"
-    config = parse_config(
-        read_json(directory / "config.json"), read_json(generation) if generation.is_file() else {}, dtype
-    )
+    config = parse_config(_with_quantization(directory), read_json(generation) if generation.is_file() else {}, dtype)
     if not config.causal:
         raise wrong("is_causal", "a model that attends to following tokens generates no text, it only embeds")
     return config
+
+
+def _with_quantization(directory: Path) -> Mapping[str, Any]:
+    """Return config.json, with the quantization of ModelOpt's hf_quant_config.json if it has none itself."""
+    config, beside = read_json(directory / "config.json"), directory / "hf_quant_config.json"
+    if config.get("quantization_config") or not beside.is_file():
+        return config
+    given = read_json(beside).get("quantization")
+    if not isinstance(given, dict):
+        raise ModelError(f"{beside.name}: quantization is not an object")
+    return {**config, "quantization_config": {"quant_method": "modelopt", **given}}
 
 
 def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str = "auto") -> ModelConfig:

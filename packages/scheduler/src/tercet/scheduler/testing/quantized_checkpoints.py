@@ -1,9 +1,9 @@
 """Quantized checkpoints of random weights, as the public tools write them, each beside its dequantized weights.
 
 The layouts are those of AutoAWQ (awq/modules/linear/gemm.py), AutoGPTQ (qlinear_cuda_old.py), compressed-tensors'
-float-quantized and pack-quantized formats (compressors/), and DeepSeek-V3's fp8 checkpoints (inference/kernel.py,
-weight_dequant). The code is independent of the readers it tests. Weights are of a size that keeps a model of any width
-well-behaved.
+float-quantized, pack-quantized and nvfp4-pack-quantized formats (compressors/), ModelOpt's NVFP4
+(torch/quantization/qtensor/nvfp4_tensor.py), and DeepSeek-V3's fp8 checkpoints (inference/kernel.py, weight_dequant).
+The code is independent of the readers it tests. Weights are of a size that keeps a model of any width well-behaved.
 """
 
 import json
@@ -19,10 +19,22 @@ Tensors = dict[str, torch.Tensor]
 _Stored = tuple[Tensors, torch.Tensor]
 """Stored tensors of a linear layer, and its weight as float32 [n, k]."""
 
-KINDS = ("awq", "gptq", "gptq row", "packed", "packed zeros", "channel", "tensor", "deepseek", "int8")
+KINDS = (
+    "awq",
+    "gptq",
+    "gptq row",
+    "packed",
+    "packed zeros",
+    "channel",
+    "tensor",
+    "deepseek",
+    "int8",
+    "nvfp4",
+    "modelopt",
+)
 """Formats. `gptq row` has one group for a whole row and unpacked zeros; three are fp8 with different scale blocks.
 `packed` is compressed-tensors' int4, with or without zero points. `tensor`, `deepseek` and `int8` are made for
-activations in 8 bits.
+activations in 8 bits. `nvfp4` is compressed-tensors', `modelopt` is ModelOpt's.
 """
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -63,6 +75,20 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
             return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
         case "deepseek":
             return {"quant_method": "fp8", "weight_block_size": [*grain.block]}
+        case "nvfp4":
+            of_codes = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+            groups = {
+                "group_0": {"weights": of_codes, "input_activations": dict[str, object](of_codes, dynamic="local")}
+            }
+            form = {"format": "nvfp4-pack-quantized", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+            return {"quant_method": "compressed-tensors", **form, "config_groups": groups}
+        case "modelopt":
+            return {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "kv_cache_quant_algo": "FP8",
+                "ignore": ["lm_head"],
+            }
     raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
 
 
@@ -174,6 +200,8 @@ def _linear(kind: str, name: str, n: int, k: int, grain: Grain, chance: torch.Ge
         case "deepseek":
             rows, columns = grain.block
             return _fp8(f"{name}.weight", "_scale_inv", (n, k), (-(-n // rows), -(-k // columns)), grain.block, chance)
+        case "nvfp4" | "modelopt":
+            return _nvfp4(name, n, k, chance, global_divides=kind == "nvfp4")
     raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
 
 
@@ -222,6 +250,23 @@ def _fp8(
     spread = scale.view(-1, 1) if scale.ndim == 1 else scale
     spread = spread.repeat_interleave(block[0], 0)[:n].repeat_interleave(block[1], 1)[:, :k]
     return {name: stored, f"{name}{suffix}": scale}, stored.float() * spread
+
+
+def _nvfp4(name: str, n: int, k: int, chance: torch.Generator, *, global_divides: bool) -> _Stored:
+    codes = torch.randint(0, 16, (n, k), generator=chance)
+    scales = (torch.rand(n, k // 16, generator=chance) * 400 + 40).to(torch.float8_e4m3fn)
+    whole = (torch.rand((), generator=chance) + 0.5) * _narrow(k) / 4000
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    exponents, halves = codes >> 1 & 3, codes & 1
+    values = torch.where(exponents > 0, (1 + halves / 2) * 2.0 ** (exponents - 1), halves / 2) * (1 - 2 * (codes >> 3))
+    weight = values * scales.float().repeat_interleave(16, 1) * whole
+    stored = {f"{name}.weight_scale": scales}
+    if global_divides:
+        one = torch.ones(1)
+        given = {"weight_packed": packed, "weight_global_scale": one / whole, "input_global_scale": one}
+    else:
+        given = {"weight": packed, "weight_scale_2": whole, "input_scale": torch.tensor(0.5)}
+    return stored | {f"{name}.{part}": tensor for part, tensor in given.items()}, weight
 
 
 def _codes(n: int, k: int, groups: int, chance: torch.Generator) -> tuple[torch.Tensor, ...]:

@@ -63,13 +63,14 @@ def e8m0_scale(bits, dtype: tl.constexpr):
 def columns_of(weight: QuantizedWeight) -> tuple[int, int]:
     """Return (columns that share a scale, columns computed at once).
 
-    Raises ValueError for minimums, and unless the former are a power of two of at least 32, or all columns.
+    Raises ValueError for minimums, and unless the former are all columns, or a power of two of at least 32 (of codes in
+    8 bits, 16).
     """
     if weight.minimums is not None:
         raise ValueError("weights with minimums are computed on a CPU only")
     columns, k = min(weight.block[1], weight.shape[1]), weight.shape[1]
     if weight.format == "mxfp4":
         return columns, 128
-    if columns < k and (columns & (columns - 1) or columns < 2 * HALF):
+    if columns < k and (columns & (columns - 1) or columns < (2 if weight.format == "int4" else 1) * HALF):
         raise ValueError(f"blocks of {columns} columns cannot be computed")
     return columns, 128 if columns >= k else min(128, columns)

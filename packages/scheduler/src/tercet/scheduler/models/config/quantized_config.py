@@ -11,12 +11,14 @@ from tercet.scheduler.models.config import quantized_fields
 
 _WHERE = "config.json: quantization_config."
 _DEFAULT_GROUP = 128
+_NVFP4_GROUP = 16
 _BY_METHOD: Mapping[str, FileFields] = {
     "fp8": quantized_fields.FP8,
     "compressed-tensors": quantized_fields.COMPRESSED_TENSORS,
     "awq": quantized_fields.AWQ,
     "gptq": quantized_fields.GPTQ,
     "mxfp4": quantized_fields.MXFP4,
+    "modelopt": quantized_fields.MODELOPT,
 }
 
 
@@ -28,14 +30,16 @@ class StoredQuantization:
     (`tercet.kernels.native.linear.Quantization`).
     """
 
-    method: Literal["fp8", "int8", "awq", "gptq", "packed", "mxfp4"]
+    method: Literal["fp8", "int8", "awq", "gptq", "packed", "mxfp4", "nvfp4"]
     """`packed` is compressed-tensors' int4; mxfp4 applies to experts only."""
     group: int = 0
     """Columns that share a scale in four-bit integers; 0 is a whole row."""
     block: tuple[int, int] = (0, 0)
     """Rows and columns that share a scale in fp8; zeros if the scales' shape tells."""
     scales: str = "weight_scale"
-    """Name of fp8 scales after the layer's name, unless only their other name is stored."""
+    """Name of fp8 scales after the layer's name, unless only their other name is stored. In nvfp4, that of the scale of
+    the whole weight.
+    """
     first_zero: int = 0
     """The meaning of a stored zero point of 0: old gptq checkpoints store zero points minus one."""
     zeros: bool = True
@@ -69,11 +73,13 @@ def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
             group = _group(given)
             _check_dynamic(given.get("dynamic"), group)
             return StoredQuantization(method="gptq", group=group, first_zero=1 if form == "gptq" else 0)
+        case "modelopt":
+            return _modelopt(given)
     return StoredQuantization(method="mxfp4")
 
 
 def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
-    """Return the storage of weights that all have one scheme: fp8, int8, or four bits packed in words."""
+    """Return the storage of weights that all have one scheme: fp8, int8, nvfp4, or four bits packed in words."""
     groups = given.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise _wrong("config_groups", "must be one group")
@@ -81,8 +87,8 @@ def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
     where = f"config_groups.{name}"
     weights = group.get("weights") if isinstance(group, dict) else None
     kind = (weights.get("num_bits"), weights.get("type", "int")) if isinstance(weights, dict) else None
-    if not isinstance(weights, dict) or kind not in ((8, "float"), (8, "int"), (4, "int")):
-        raise _wrong(f"{where}.weights", "only 8-bit floats, and integers of 8 and 4 bits are supported")
+    if not isinstance(weights, dict) or kind not in ((8, "float"), (8, "int"), (4, "float"), (4, "int")):
+        raise _wrong(f"{where}.weights", "only floats and integers of 8 and 4 bits are supported")
     quantized_fields.COMPRESSED_GROUP.check(group, f"{_WHERE}{where}.")
     quantized_fields.COMPRESSED_WEIGHTS.check(weights, f"{_WHERE}{where}.weights.")
     where = f"{where}.weights."
@@ -90,6 +96,10 @@ def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
     if kind == (4, "int"):
         _require_one(form, ("pack-quantized",), "format")
         return _packed(weights, where)
+    if kind == (4, "float"):
+        _require_one(form, ("nvfp4-pack-quantized",), "format")
+        _require_one(weights.get("strategy"), (None, "tensor_group"), f"{where}strategy")
+        return _nvfp4(weights.get("group_size"), f"{where}group_size", "weight_global_scale")
     integers = kind == (8, "int")
     forms = ("int-quantized",) if integers else ("float-quantized",)
     _require_one(form, (None, *forms, "naive-quantized"), "format")
@@ -105,6 +115,21 @@ def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
     if strategy == "block" and block is None:
         raise _wrong(f"{where}block_structure", "is missing")
     return _fp8(block, f"{where}block_structure", inverse=False, activations=activations)
+
+
+def _modelopt(given: Mapping[str, Any]) -> StoredQuantization:
+    """Return the storage of weights that NVIDIA's ModelOpt wrote."""
+    algorithm = given.get("quant_algo")
+    _require_one(algorithm, ("FP8", "NVFP4"), "quant_algo")
+    if algorithm == "NVFP4":
+        return _nvfp4(given.get("group_size", _NVFP4_GROUP), "group_size", "weight_scale_2")
+    return _fp8(None, "", inverse=False, activations="fp8")
+
+
+def _nvfp4(group: Any, name: str, scale: str) -> StoredQuantization:
+    if group != _NVFP4_GROUP:
+        raise unsupported(f"{_WHERE}{name}", group, f"NVFP4 has groups of {_NVFP4_GROUP}")
+    return StoredQuantization(method="nvfp4", group=_NVFP4_GROUP, scales=scale)
 
 
 def _activations(given: Any, kind: EightBits) -> EightBits | None:

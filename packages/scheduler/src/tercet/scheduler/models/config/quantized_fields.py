@@ -10,6 +10,7 @@ _CALIBRATION = "used while quantizing only"
 _KERNELS = "a choice of the reference's kernels"
 _STORED = "scales are read as stored"
 _NOTE = "a note about how the file was made"
+_CACHE = "--kv-cache-dtype chooses how keys and values are kept; their scales are read"
 
 _GPTQ_NO_EFFECT = {
     "act_group_aware": _CALIBRATION,
@@ -82,8 +83,8 @@ FP8 = FileFields(
     no_effect={
         "dequantize": "the weights have the same values",
         "ignored_layers": _BY_TENSORS,
-        "kv_cache_quant_method": "--kv-cache-dtype chooses how keys and values are kept",
-        "kv_cache_scheme": "--kv-cache-dtype chooses how keys and values are kept",
+        "kv_cache_quant_method": _CACHE,
+        "kv_cache_scheme": _CACHE,
         "modules_to_not_convert": _BY_TENSORS,
     },
     refused={
@@ -99,21 +100,37 @@ MXFP4 = FileFields(
     honoured=frozenset({"quant_method"}),
     no_effect={"dequantize": "the weights have the same values", "modules_to_not_convert": _BY_TENSORS},
 )
-_FORMS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+_FORMS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
+MODELOPT = FileFields(
+    honoured=frozenset({"quant_method", "quant_algo", "group_size"}),
+    no_effect={
+        "config_groups": "the stored tensors and quant_algo say the same",
+        "exclude_modules": _BY_TENSORS,
+        "ignore": _BY_TENSORS,
+        "kv_cache_quant_algo": _CACHE,
+        "kv_cache_scheme": _CACHE,
+        "producer": _NOTE,
+    },
+    refused={
+        "has_zero_point": Only("zero points are not read", (False,)),
+        "pre_quant_scale": Only("scales of inputs are not multiplied", (False,)),
+        "quantized_layers": Only("layers with settings of their own are not read"),
+    },
+)
 COMPRESSED_TENSORS = FileFields(
     honoured=frozenset({"quant_method", "config_groups"}),
     no_effect={
         "dequantize": "the weights have the same values",
         "global_compression_ratio": _NOTE,
         "ignore": _BY_TENSORS,
-        "kv_cache_scheme": "--kv-cache-dtype chooses how keys and values are kept",
+        "kv_cache_scheme": _CACHE,
         "quantization_status": _NOTE,
         "run_compressed": _KERNELS,
         "use_optimized_inference": _KERNELS,
         "version": _NOTE,
     },
     refused={
-        "format": Only("only fp8, int8 and packed int4 are read", _FORMS),
+        "format": Only("only fp8, int8, packed int4 and NVFP4 are read", _FORMS),
         "moe_sparsity_config": Only("sparse experts are not computed"),
         "sparsity_config": Only("sparse weights are not read"),
         "transform_config": Only("transforms of weights and activations are not computed"),
@@ -123,7 +140,7 @@ COMPRESSED_GROUP = FileFields(
     honoured=frozenset({"weights", "input_activations"}),
     no_effect={"targets": _BY_TENSORS},
     refused={
-        "format": Only("only fp8, int8 and packed int4 are read", _FORMS),
+        "format": Only("only fp8, int8, packed int4 and NVFP4 are read", _FORMS),
         "output_activations": Only("outputs are not rounded here"),
     },
 )

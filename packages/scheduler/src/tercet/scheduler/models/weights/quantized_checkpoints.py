@@ -8,7 +8,7 @@ output [n, 1], or for blocks of 128 x 128. They are called weight_scale or weigh
 outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
 - packed (compressed-tensors' "pack-quantized"): weight_packed int32 [n, k / 8], of eight inputs in order; weight_scale
 [n, k / g]; weight_zero_point int32 [n / 8, k / g], of eight outputs in order, if there are any; weight_shape.
-- mxfp4, for experts only: see `mxfp4_experts`.
+- mxfp4, for experts only: see `mxfp4_experts`. nvfp4: see `nvfp4_weights`.
 - GPTQ (AutoGPTQ): qweight int32 [k / 8, n], of eight inputs in order; qzeros int32 [k / g, n / 8], of eight outputs in
 order, each stored minus one modulo 16; scales [k / g, n]; g_idx, the group of each input, which must be ascending here.
 """
@@ -36,16 +36,18 @@ from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.shard import Cut
 from tercet.scheduler.models.weights.checkpoint_names import ExpertNames, FusedNames
 from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts, Read
+from tercet.scheduler.models.weights.nvfp4_weights import DTYPES, GROUP, nvfp4_shapes, read_nvfp4
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
 _FLOATS = ("F32", "BF16", "F16")
-_STORED_AS = {"fp8": "F8_E4M3", "int8": "I8"}
-"""The dtype of weights in 8 bits."""
+_STORED_AS = {"fp8": "F8_E4M3", "int8": "I8", "nvfp4": "U8"}
+"""The dtype of a quantized layer's `weight`, if it has a tensor of that name."""
 _UNUSED = {
     "fp8": ("input_scale", "activation_scale"),
     "int8": ("input_scale", "activation_scale"),
     "packed": ("weight_shape",),
+    "nvfp4": ("input_scale", "input_global_scale"),
 }
 """Scales of activations, whose own largest elements are used here, and shapes, which config.json implies."""
 _TALL = 128
@@ -86,6 +88,8 @@ class QuantizedLinear:
                     name = self._scales(prefix)
                     result[f"{prefix}.weight"] = (outputs, inputs)
                     result[name] = self._fp8_scales(outputs, stored.get(name))
+                case "nvfp4":
+                    result |= nvfp4_shapes(prefix, self.quantization.scales, outputs, inputs, stored)
                 case "awq":
                     result[f"{prefix}.qweight"] = (inputs, outputs // 8)
                 case "gptq":
@@ -119,6 +123,8 @@ class QuantizedLinear:
         for name in self.shapes(self.stored):
             kinds = (_STORED_AS.get(self.quantization.method, ""),) if name.endswith(".weight") else _FLOATS
             kinds = ("I32",) if name.endswith(_WORD_TENSORS) else kinds
+            if self.quantization.method == "nvfp4" and (kind := DTYPES.get(name.rpartition(".")[2])):
+                kinds = (kind,)
             if name in self.stored and self.stored[name].dtype not in kinds:
                 raise ModelError(f"{name}: stored as {self.stored[name].dtype}, and only {', '.join(kinds)} is read")
 
@@ -186,6 +192,8 @@ class QuantizedLinear:
             case "fp8":
                 scales = read(self._scales(prefix))
                 return _as_fp8(read(f"{prefix}.weight"), scales, quantization)
+            case "nvfp4":
+                return read_nvfp4(prefix, quantization.scales, read)
             case "int8":
                 return _as_int8(read(f"{prefix}.weight"), read(self._scales(prefix)), quantization)
             case "awq":
@@ -241,6 +249,8 @@ def quantized_as(weight: torch.Tensor, quantization: StoredQuantization, *, tall
     """Quantize a weight [n, k] to the layout of a checkpoint of this kind, `tall` unless it is one of experts."""
     if quantization.method == "mxfp4":
         return quantize(weight, "mxfp4", MXFP4_BLOCK)
+    if quantization.method == "nvfp4":
+        return quantize(weight, "int8", (1, GROUP))
     if quantization.method in ("fp8", "int8"):
         rows = _TALL if tall and quantization.block[0] == _TALL and not weight.shape[0] % _TALL else 1
         rounded = quantize(weight, quantization.method, (rows, quantization.block[1] or weight.shape[1]))
@@ -254,9 +264,9 @@ def quantized_bytes(outputs: int, inputs: int, quantization: StoredQuantization,
     """
     if quantization.method == "mxfp4":
         return outputs * inputs // 2 + outputs * inputs // MXFP4_BLOCK[1]
-    if quantization.method in ("fp8", "int8"):
+    if quantization.method in _STORED_AS:
         rows = _TALL if tall and quantization.block[0] == _TALL and not outputs % _TALL else 1
-        columns = quantization.block[1] or inputs
+        columns = quantization.block[1] or quantization.group or inputs
         return outputs * inputs + _SCALE_BYTES * outputs // rows * -(-inputs // columns)
     groups = -(-inputs // (quantization.group or inputs))
     return outputs * (-(-inputs // 2) + 2 * _SCALE_BYTES * groups)  # a scale and a zero point for each group
@@ -310,7 +320,7 @@ def _quantized_experts(
         if quantization.method == "mxfp4" and f"{name}_blocks" in stored:
             rows, columns = (names.gate_up_rows(experts), every_input) if up else (every_output, experts.columns)
             return [Mxfp4Experts(linear, name, rows, columns, experts.cut, interleaved=names.interleaved and up)]
-        if any(tensor.dtype in ("F8_E4M3", "I8") for name, tensor in stored.items() if name.startswith(f"{path}.")):
+        if any(tensor.dtype in _STORED_AS.values() for name, tensor in stored.items() if name.startswith(f"{path}.")):
             raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
         _allocate(linear, device)
         return []
@@ -344,11 +354,11 @@ def _is_quantized(prefix: str, quantization: StoredQuantization, stored: Mapping
 
 def _check_sizes(linear: QuantizedLinear) -> None:
     linear.check_dtypes()
-    if linear.quantization.method in _STORED_AS:
+    if linear.quantization.method in ("fp8", "int8"):
         return
     inputs, outputs = linear.inputs.whole, [rows.whole for rows in linear.parts.values()]
-    group = linear.quantization.group or inputs
-    if inputs % group or inputs % 32 or any(size % 8 for size in outputs):
+    group, words = linear.quantization.group or inputs, linear.quantization.method != "nvfp4"
+    if inputs % group or (words and (inputs % 32 or any(size % 8 for size in outputs))):
         sizes = f"{inputs} inputs in groups of {group} and {outputs} outputs"
         raise ModelError(f"{next(iter(linear.parts))}: {sizes} do not divide evenly")
 
