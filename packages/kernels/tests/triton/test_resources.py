@@ -23,6 +23,7 @@ INSTRUCTIONS = {
     "moe, mxfp4, prefill": 1600,
     "int4, turned": 1400,
     "int4, turned, 128 rows": 1600,
+    "linear of an adapted row": 1550,
     "moe, fp8, few": 740,
     "moe, int4, few": 860,
     "sample": 1650,

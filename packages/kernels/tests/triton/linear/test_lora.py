@@ -10,8 +10,13 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import lora as reference
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Segment
+from tercet.kernels.ops.projection import Norm
+from tercet.kernels.ops.quantized import quantize
+from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.triton.linear import lora
+from tercet.kernels.triton.linear.adapted_row import supports_adapted_row
 from tercet.kernels.triton.linear.lora import add_lora
+from tercet.kernels.triton.linear.projection import project_adapted
 
 INPUTS, TOKENS = 72, 90
 PARTS = [(70,), (130, 20, 33), (48, 48)]
@@ -148,6 +153,39 @@ def test_tokens_sorted_by_adapter(count: int, device: torch.device) -> None:
     rows = LoRARows(runs, placed, own, longest, torch.from_numpy(order).to(device))
     weights = weights_of(own, 16, (130, 20, 33), device)
     assert_as_the_reference(torch.randn(TOKENS, INPUTS, device=device), weights, rows)
+
+
+@pytest.mark.parametrize("segment", [Segment(1, 0, 1), Segment(1 << 30, 0, 0)])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("size", [256, 768, 4096])
+def test_a_row_with_its_adapter_is_one_gemv(size: int, normed: bool, segment: Segment, device: torch.device) -> None:
+    """Of every part beside the layer, and of a row without an adapter."""
+    parts, own = (130, 20, 33), [16, 4]
+    adapters = weights_of(own, 16, parts, device, torch.float16, size)
+    weight = torch.randn(sum(parts), size, device=device).div(size**0.5).half()
+    x, bias, residual = (torch.randn(1, width, device=device).half() for width in (size, sum(parts), sum(parts)))
+    rows, norm = rows_of([segment], own, device), Norm(torch.rand(size, device=device).half(), 1e-5)
+    given = norm if normed else None
+    assert supports_adapted_row(x, weight, adapters, rows)
+    out = project_adapted(x, weight, bias[0], adapters, rows, norm=given, residual=residual)
+    source = rmsnorm(x.float(), norm.weight.float(), norm.eps) if normed else x.float()
+    expected = torch.nn.functional.linear(source, weight.float(), bias[0].float()) + residual.float()
+    if segment.stop:
+        reference.add_lora(expected, source, adapters, rows)
+    assert out is not None
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=6e-3)
+
+
+def test_other_rows_have_no_gemv_with_adapters(device: torch.device) -> None:
+    adapters = weights_of([4, 4], 4, (40,), device, torch.float16, 512)
+    weight, x = torch.zeros(40, 512, device=device).half(), torch.zeros(2, 512, device=device).half()
+    one = rows_of([Segment(0, 0, 1)], [4, 4], device)
+    assert supports_adapted_row(x[:1], weight, adapters, one)
+    assert project_adapted(x, weight, None, adapters, one) is None
+    assert not supports_adapted_row(x[:1], weight, adapters, rows_of([Segment(0, 0, 1)] * 2, [4, 4], device))
+    wide = weights_of([4, 4], 4, (40,), device, torch.float32, 512)
+    assert not supports_adapted_row(x[:1], weight, wide, one)
+    assert project_adapted(x[:1], quantize(weight.float(), "int8", (1, 512)), None, adapters, one) is None
 
 
 def test_no_segments_launch_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

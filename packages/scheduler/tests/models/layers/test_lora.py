@@ -336,6 +336,30 @@ def test_what_adapters_multiply_is_normed_once(residual: torch.Tensor | None, no
     torch.testing.assert_close(out, rmsnorm(total, *norm).sum(1, keepdim=True).expand(2, 3))
 
 
+def test_a_faster_projection_with_adapters_has_the_norm_and_the_residual() -> None:
+    given: list[dict[str, Any]] = []
+
+    class Fused(TorchLayerOps):
+        def project_adapted(self, *_: object, **named: Any) -> Any:
+            given.append(named)
+            return torch.full((1, 4), 2.0)
+
+    rows = LoRARows([Segment(0, 0, 1)], torch.tensor([[0, 0, 1]], dtype=torch.int32), [1])
+    weights = LoRAWeights(torch.ones(1, 1, 4), torch.ones(1, 1, 4), (4,))
+    ops = AdaptedProjection(Fused(), weights, cast("LoRABank", SimpleNamespace(rows=rows)))
+    x, norm, weight = torch.ones(1, 4), Norm(torch.ones(4), 1e-6), torch.zeros(4, 4)
+    twos = torch.full((1, 4), 2.0)
+    assert torch.equal(ops.project(x, weight), twos)
+    out, total = ops.project_normed(x, None, norm, weight)
+    assert torch.equal(out, twos)
+    assert total is x
+    assert ops.project_normed(x, None, norm, weight, gate="silu")[0].shape == (1, 2)
+    total_onto, left = ops.project_onto(x, x, weight)
+    assert torch.equal(total_onto, twos)
+    assert left is None
+    assert given == [{}, {"norm": norm}, {"norm": norm}, {"residual": x}]
+
+
 def test_a_part_of_a_step_has_the_adapters_of_its_tokens() -> None:
     runs = [Segment(0, 0, 5), Segment(2, 5, 21), Segment(1, 30, 31)]
     rows = LoRARows(runs, torch.tensor(runs, dtype=torch.int32), [4, 4, 4])

@@ -28,7 +28,7 @@ from tercet.kernels.triton.attention.latent_rope import latent_rope_store
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.linear import dequantize, quantized, quantized_gemv, rounding, turned
 from tercet.kernels.triton.linear.lora import add_lora
-from tercet.kernels.triton.linear.projection import project, project_normed, project_onto
+from tercet.kernels.triton.linear.projection import project, project_adapted, project_normed, project_onto
 from tercet.kernels.triton.moe import moe_gemv_quantized
 from tercet.kernels.triton.moe.moe import fused_moe
 from tercet.kernels.triton.moe.route import route
@@ -176,6 +176,13 @@ def _scale_sums(dtype: torch.dtype, bias: bool = False) -> None:
 
 def _normed(gate: Gate | None = None, weighs: torch.dtype = BF16) -> None:
     project_normed(_hidden(1), None, Norm(_hidden(1)[0].to(weighs), 1e-5), _hidden(8), gate=gate)
+
+
+def _adapted_row(norm: bool = False) -> None:
+    adapters = LoRAWeights(torch.empty(2, 48, HIDDEN, dtype=BF16), torch.empty(2, 16, 6144, dtype=BF16), QKV)
+    rows = LoRARows((), torch.zeros(1, 3, dtype=torch.int32), (), 16, torch.zeros(1, dtype=torch.int32))
+    given, residual = (Norm(_hidden(1)[0], 1e-5), None) if norm else (None, _hidden(1, 6144))
+    project_adapted(_hidden(1), _hidden(6144), None, adapters, rows, norm=given, residual=residual)
 
 
 def _onto(weight: Weight) -> None:
@@ -354,6 +361,8 @@ CASES: dict[str, Callable[[], object]] = {
     "linear of one row": lambda: project(_hidden(1), _hidden(), _hidden(1)[0]),
     "linear of one row, onto": lambda: _onto(_hidden(HIDDEN)),
     "linear of a normed row": _normed,
+    "linear of an adapted row": _adapted_row,
+    "linear of an adapted, normed row": partial(_adapted_row, norm=True),
     "gated linear, normed row": lambda: _normed("silu"),
     "gelu linear, normed row": lambda: _normed("gelu_tanh"),
     "gelu linear, wide norm": lambda: _normed("gelu_tanh", torch.float32),

@@ -47,6 +47,7 @@ from tercet.kernels.triton.linear import choices, eight_bits, turned
 from tercet.kernels.triton.linear import lora as fused_lora
 from tercet.kernels.triton.linear import projection as fused_projection
 from tercet.kernels.triton.linear import quantized as fused_quantized
+from tercet.kernels.triton.linear.adapted_row import adapted_row
 from tercet.kernels.triton.moe import moe as fused_moe
 from tercet.kernels.triton.moe.route import route as fused_route
 from tercet.kernels.triton.recurrent import causal_conv as fused_conv
@@ -291,7 +292,22 @@ def _lora(device: torch.device) -> Pair:
         lora.add_lora(expected[tile], x, weights, rows)
         fused_lora.add_lora(actual[tile], x, weights, _sorted(rows, len(x)))
         lora.add_lora(expected[tile], x, weights, rows)
-    return actual, expected
+    row, wanted = _adapted_row(device)
+    return torch.cat([actual.flatten(), row]), torch.cat([expected.flatten(), wanted])
+
+
+def _adapted_row(device: torch.device) -> Pair:
+    """Check one row, with all that is beside its layer."""
+    size, parts = 1024, (200, 70, 70)
+    weights = lora.LoRAWeights(_randn(device, 2, 3 * 24, size) / 32, _randn(device, 2, 24, sum(parts)) / 5, parts)
+    full, x, residual = _randn(device, sum(parts), size) / 32, _randn(device, 1, size), _randn(device, 1, sum(parts))
+    norm = projection.Norm(_randn(device, size), 1e-5)
+    rows = lora.LoRARows([lora.Segment(1, 0, 1)], torch.tensor([[1, 0, 1]], dtype=torch.int32, device=device), [24, 24])
+    found = adapted_row(x, full, None, weights, rows, norm=norm, residual=residual)
+    normed = rmsnorm.rmsnorm(x.float(), norm.weight.float(), norm.eps)
+    wanted = normed @ full.float().T + residual.float()
+    lora.add_lora(wanted, normed, weights, rows)
+    return found.flatten(), wanted.flatten().to(found.dtype)
 
 
 def _sorted(rows: lora.LoRARows, tokens: int) -> lora.LoRARows:

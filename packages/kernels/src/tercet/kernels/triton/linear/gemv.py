@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.activation import gated
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
 
 _LONGEST = 2048
 """Maximum number of elements of a weight's row that are read at a time."""
@@ -29,6 +30,29 @@ def read_input(x_ptr, norm_ptr, at):
     if norm_ptr is not None:
         x *= tl.load(norm_ptr + at).to(tl.float32)
     return x, squares
+
+
+@triton.jit
+def row_products(
+    x_ptr, norm_ptr, weight_ptr, row, there, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """Return the sums of some rows of a weight [rows, SIZE], of which the first pieces are read before `pdl_wait`."""
+    column = tl.arange(0, BLOCK)
+    at = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column[None, :]
+    weight = tl.load(at, mask=there[:, None], other=0.0)
+    pdl_wait(PDL)
+    x, squares = read_input(x_ptr, norm_ptr, column)
+    sums = weight.to(tl.float32) * x[None, :]
+    for first in tl.range(BLOCK, SIZE, BLOCK):
+        weight = tl.load(at + first, mask=there[:, None], other=0.0)
+        x, more = read_input(x_ptr, norm_ptr, first + column)
+        sums += weight.to(tl.float32) * x[None, :]
+        squares += more
+    pdl_launch_next(PDL)
+    out = tl.sum(sums, 1)
+    if norm_ptr is not None:
+        out *= tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
+    return out
 
 
 @triton.jit

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm
-from tercet.kernels.triton.launch import pdl_launch_next, pdl_options, pdl_wait
-from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, read_input, rows_of, store_outputs
+from tercet.kernels.triton.launch import pdl_options
+from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, row_products, rows_of, store_outputs
 
 
 class Piece(NamedTuple):
@@ -45,21 +45,7 @@ def gemv_kernel(
 ):
     """Compute the outputs of ROWS rows of the weight."""
     row, there = rows_of(outputs, ROWS, GATE)
-    column = tl.arange(0, BLOCK)
-    at = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column[None, :]
-    weight = tl.load(at, mask=there[:, None], other=0.0)
-    pdl_wait(PDL)
-    x, squares = read_input(x_ptr, norm_ptr, column)
-    sums = weight.to(tl.float32) * x[None, :]
-    for first in tl.range(BLOCK, SIZE, BLOCK):
-        weight = tl.load(at + first, mask=there[:, None], other=0.0)
-        x, more = read_input(x_ptr, norm_ptr, first + column)
-        sums += weight.to(tl.float32) * x[None, :]
-        squares += more
-    pdl_launch_next(PDL)
-    out = tl.sum(sums, 1)
-    if norm_ptr is not None:
-        out *= tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
+    out = row_products(x_ptr, norm_ptr, weight_ptr, row, there, eps, SIZE, BLOCK, PDL)
     store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
 
 
@@ -69,6 +55,13 @@ def supports_gemv(x: torch.Tensor, weight: torch.Tensor) -> bool:
         return False
     plain = x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
     return plain and x.element_size() == 2 and piece_of(x.shape[1]) >= SHORTEST
+
+
+def piece_for(outputs: int, size: int) -> tuple[int, int]:
+    """Return the (rows, columns) that a program reads at a time, of each half with a gate."""
+    piece = _PIECES.get((outputs, size), Piece())
+    block = min(piece_of(size), piece.columns)
+    return piece.rows * piece.columns // block, block
 
 
 def gemv(
@@ -83,9 +76,8 @@ def gemv(
     """Return x [1, size] @ weight.T + bias, after the norm, gated as in `project`, plus the residual."""
     size, outputs = x.shape[1], len(weight) // 2 if gate else len(weight)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
-    piece = _PIECES.get((outputs, size), Piece())
-    block = min(piece_of(size), piece.columns)
-    rows = piece.rows * piece.columns // block * (2 if gate else 1)
+    rows, block = piece_for(outputs, size)
+    rows *= 2 if gate else 1
     gemv_kernel[(triton.cdiv(len(weight), rows),)](
         x,
         norm.weight if norm else None,

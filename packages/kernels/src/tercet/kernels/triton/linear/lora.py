@@ -210,7 +210,6 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
     block_k = (_PIECE if few else _PIECE // 2) // max(x.element_size(), weights.a.element_size())
     splits, blocks = _splits(inputs, cdiv(ranks, block_r) * runs, block_k, x.device)
     low = torch.empty(runs, splits, tokens, ranks, dtype=torch.float32, device=x.device)
-    pdl = pdl_options(x.device)
     launch(
         lora_shrink_kernel,
         (cdiv(ranks, block_r), runs, splits),
@@ -222,8 +221,14 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
         BLOCK_K=block_k,
         num_warps=4,
         num_stages=3,
-        **pdl,
+        **pdl_options(x.device),
     )
+    expand(out, low, weights, rows)
+
+
+def expand(out: torch.Tensor, low: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None:
+    """Add low @ b to the outputs, for the sum of low [segments, splits, tokens, ranks] over its splits."""
+    runs, splits, tokens, _ = low.shape
     launch(
         lora_expand_kernel,
         (sum(cdiv(part, _OUTPUTS) for part in weights.parts), runs),
@@ -234,8 +239,8 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
         TOKENS=tokens,
         BLOCK_R=_ranks_of_a_product(weights.rank),
         BLOCK_N=_OUTPUTS,
-        num_warps=4 if few else 8,
-        **pdl,
+        num_warps=4 if tokens == FEW_TOKENS else 8,
+        **pdl_options(out.device),
     )
 
 

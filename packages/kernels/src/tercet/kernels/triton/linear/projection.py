@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.kernels.triton.activation import act_and_mul
 from tercet.kernels.triton.linear import linear, quantized_gemv
+from tercet.kernels.triton.linear.adapted_row import adapted_row, supports_adapted_row
 from tercet.kernels.triton.linear.choices import Way, rounds, way_of
 from tercet.kernels.triton.linear.eight_bits import linear_rounded, rounding_of
 from tercet.kernels.triton.linear.quantized import linear_quantized
@@ -58,6 +60,22 @@ def project_onto(
     if _is_row(x, weight):
         return _row_linear(x, weight, bias, residual=residual), None
     return project(x, weight, bias), residual
+
+
+def project_adapted(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    adapters: LoRAWeights,
+    rows: LoRARows,
+    *,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Return `project` of the normalized x, plus `add_lora` and the residual; None except for one row in full."""
+    if isinstance(weight, QuantizedWeight) or not supports_adapted_row(x, weight, adapters, rows):
+        return None
+    return adapted_row(x, weight, bias, adapters, rows, norm=norm, residual=residual)
 
 
 def _way(x: torch.Tensor, weight: QuantizedWeight) -> Way:

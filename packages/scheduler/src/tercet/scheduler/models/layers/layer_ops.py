@@ -126,6 +126,20 @@ class LayerOps(Protocol):
     def project_onto(
         self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def project_adapted(
+        self,
+        x: torch.Tensor,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        adapters: LoRAWeights,
+        rows: LoRARows,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Return `project` of the normalized x, plus `add_lora` and the residual; None where that is not faster."""
+        ...
+
     def act_and_mul(self, x: torch.Tensor, gate: Gate) -> torch.Tensor: ...
     def add_lora(self, out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None: ...
     def route(
@@ -197,6 +211,9 @@ class TorchLayerOps:
     gated_delta_rule = staticmethod(gated_delta_rule)
     state_space_scan = staticmethod(state_space_scan)
 
+    def project_adapted(self, *_: object, **__: object) -> None:
+        """See `LayerOps.project_adapted`: here each part is an operation of its own."""
+
     def attend(
         self,
         batch: Batch,
@@ -241,6 +258,7 @@ class TritonLayerOps:
         self.project = projection.project
         self.project_normed = projection.project_normed
         self.project_onto = projection.project_onto
+        self.project_adapted = projection.project_adapted
         self.act_and_mul = activation.act_and_mul
         self.add_lora = lora.add_lora
         self.route = route.route

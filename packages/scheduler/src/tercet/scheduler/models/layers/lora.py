@@ -167,8 +167,10 @@ class AdaptedProjection(TorchLayerOps):
         rows = self._bank.rows
         if rows is None:
             return self._plain.project(x, weight, bias, gate=gate)
-        out = self._plain.project(x, weight, bias)
-        self._plain.add_lora(out, x, self._weights, rows)
+        out = self._plain.project_adapted(x, weight, bias, self._weights, rows)
+        if out is None:
+            out = self._plain.project(x, weight, bias)
+            self._plain.add_lora(out, x, self._weights, rows)
         return out if gate is None else self._plain.act_and_mul(out, gate)
 
     def project_normed(
@@ -182,9 +184,13 @@ class AdaptedProjection(TorchLayerOps):
         gate: Gate | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalize, then project."""
-        if self._bank.rows is None:
+        rows = self._bank.rows
+        if rows is None:
             return self._plain.project_normed(x, residual, norm, weight, bias, gate=gate)
         if residual is None:
+            out = self._plain.project_adapted(x, weight, bias, self._weights, rows, norm=norm)
+            if out is not None:
+                return out if gate is None else self._plain.act_and_mul(out, gate), x
             normed, total = self._plain.rmsnorm(x, *norm), x
         else:
             normed, total = self._plain.add_rmsnorm(x, residual, *norm)
@@ -194,8 +200,12 @@ class AdaptedProjection(TorchLayerOps):
         self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Project; the residual may be added."""
-        if self._bank.rows is None:
+        rows = self._bank.rows
+        if rows is None:
             return self._plain.project_onto(x, residual, weight, bias)
+        total = self._plain.project_adapted(x, weight, bias, self._weights, rows, residual=residual)
+        if total is not None:
+            return total, None
         return self.project(x, weight, bias), residual
 
 
