@@ -42,6 +42,7 @@ CUT = 10.0
 NOTICED = 3.0
 """Seconds within which the hosts end their ranks."""
 TOKENS = 40
+"""Tokens of an answer, or a few more."""
 MOVED = 5.0
 """Seconds within which another scheduler takes over."""
 
