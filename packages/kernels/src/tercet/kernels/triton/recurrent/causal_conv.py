@@ -11,6 +11,7 @@ import triton.language as tl
 from tercet.kernels.ops.recurrent import Segments
 from tercet.kernels.triton.launch import cdiv, power_of_two
 from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.recurrent.sequences import segments_of, state_of, take_snapshot, tokens_of
 
 _CHANNELS = 256
 """Channels of a program for single tokens."""
@@ -42,28 +43,25 @@ def conv_tokens_kernel(
     BLOCK: tl.constexpr,
 ):
     """Convolve the tokens of one sequence one after the other, with the last inputs in registers."""
-    first = tl.load(spans_ptr + 2 * tl.program_id(0))
-    last = tl.load(spans_ptr + 2 * tl.program_id(0) + 1)
+    first, last = segments_of(spans_ptr)
     channel, slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     there = channel < CHANNELS
     kept = there[:, None] & (slot < TAPS - 1)[None, :]
     within = channel[:, None] * (TAPS - 1) + slot[None, :]
-    state_at = states_ptr + tl.load(table_ptr + 4 * first + 2) * CHANNELS * (TAPS - 1) + within
+    state_at = state_of(states_ptr, table_ptr, first, 0, within, 1, CHANNELS * (TAPS - 1))
     window = tl.load(state_at, mask=kept, other=0.0).to(tl.float32)
     weights = tl.load(weight_ptr + channel[:, None] * TAPS + slot[None, :], mask=kept, other=0.0).to(tl.float32)
     newest = tl.load(weight_ptr + channel * TAPS + TAPS - 1, mask=there, other=0.0).to(tl.float32)
     for segment in range(first, last):
-        for token in range(tl.load(table_ptr + 4 * segment), tl.load(table_ptr + 4 * segment + 1)):
+        start, end = tokens_of(table_ptr, segment)
+        for token in range(start, end):
             x = tl.load(x_ptr + token * stride + channel, mask=there, other=0.0).to(tl.float32)
             total = tl.sum(window * weights, 1) + x * newest
             if bias_ptr is not None:
                 total += tl.load(bias_ptr + channel, mask=there, other=0.0).to(tl.float32)
             tl.store(out_ptr + token * CHANNELS + channel, total.to(out_ptr.dtype.element_ty), mask=there)
             window = tl.where((slot == TAPS - 2)[None, :], x[:, None], moved(window, 1, WIDTH))
-        snapshot = tl.load(table_ptr + 4 * segment + 3)
-        if snapshot >= 0:
-            taken_at = states_ptr + snapshot * CHANNELS * (TAPS - 1) + within
-            tl.store(taken_at, window.to(states_ptr.dtype.element_ty), mask=kept)
+        take_snapshot(states_ptr, table_ptr, segment, 0, within, window, kept, 1, CHANNELS * (TAPS - 1))
     tl.store(state_at, window.to(states_ptr.dtype.element_ty), mask=kept)
 
 
@@ -116,26 +114,22 @@ def conv_states_kernel(
     BLOCK: tl.constexpr,
 ):
     """Write the snapshots of a prompt's segments, then its state: the last inputs before the end of each."""
-    first = tl.load(spans_ptr + 2 * tl.program_id(0))
-    last = tl.load(spans_ptr + 2 * tl.program_id(0) + 1)
+    first, last = segments_of(spans_ptr)
     channel, slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     there = channel < CHANNELS
     kept = there[:, None] & (slot < TAPS - 1)[None, :]
     within = channel[:, None] * (TAPS - 1) + slot[None, :]
-    origin = tl.load(table_ptr + 4 * first)
-    state_at = states_ptr + tl.load(table_ptr + 4 * first + 2) * CHANNELS * (TAPS - 1) + within
+    origin, _ = tokens_of(table_ptr, first)
+    state_at = state_of(states_ptr, table_ptr, first, 0, within, 1, CHANNELS * (TAPS - 1))
     before = tl.load(state_at, mask=kept, other=0.0).to(tl.float32)
     window = before
     for segment in range(first, last):
-        end = tl.load(table_ptr + 4 * segment + 1)
+        _, end = tokens_of(table_ptr, segment)
         source = end - (TAPS - 1) + slot
         new = kept & (source >= origin)[None, :]
         x = tl.load(x_ptr + source[None, :] * stride + channel[:, None], mask=new, other=0.0).to(tl.float32)
         window = tl.where(new, x, moved(before, end - origin, WIDTH))
-        snapshot = tl.load(table_ptr + 4 * segment + 3)
-        if snapshot >= 0:
-            taken_at = states_ptr + snapshot * CHANNELS * (TAPS - 1) + within
-            tl.store(taken_at, window.to(states_ptr.dtype.element_ty), mask=kept)
+        take_snapshot(states_ptr, table_ptr, segment, 0, within, window, kept, 1, CHANNELS * (TAPS - 1))
     tl.store(state_at, window.to(states_ptr.dtype.element_ty), mask=kept)
 
 

@@ -13,6 +13,14 @@ import triton.language as tl
 from tercet.kernels.ops.recurrent import DeltaInputs, Segments
 from tercet.kernels.triton.launch import cdiv, power_of_two, shared_memory
 from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.recurrent.sequences import (
+    decay_between,
+    decays_of,
+    segments_of,
+    state_of,
+    take_snapshot,
+    tokens_of,
+)
 
 _VALUES = 32
 """Columns of a state in a program."""
@@ -44,18 +52,18 @@ def delta_tokens_kernel(
     BLOCK_V: tl.constexpr,
 ):
     """Advance a block of one head's state by the tokens of one sequence."""
-    first = tl.load(spans_ptr + 2 * tl.program_id(0))
-    last = tl.load(spans_ptr + 2 * tl.program_id(0) + 1)
+    first, last = segments_of(spans_ptr)
     head = tl.program_id(1)
     row = tl.arange(0, BLOCK_K)
     column = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     rows, columns = row < KEY, column < VALUE
     there = rows[:, None] & columns[None, :]
     within = row[:, None] * VALUE + column[None, :]
-    state_at = states_ptr + (tl.load(table_ptr + 4 * first + 2) * HEADS + head) * KEY * VALUE + within
+    state_at = state_of(states_ptr, table_ptr, first, head, within, HEADS, KEY * VALUE)
     state = tl.load(state_at, mask=there, other=0.0)
     for segment in range(first, last):
-        for token in range(tl.load(table_ptr + 4 * segment), tl.load(table_ptr + 4 * segment + 1)):
+        start, end = tokens_of(table_ptr, segment)
+        for token in range(start, end):
             key_at = head // SHARE * KEY + row
             q = tl.load(q_ptr + token * q_stride + key_at, mask=rows, other=0.0).to(tl.float32)
             k = tl.load(k_ptr + token * k_stride + key_at, mask=rows, other=0.0).to(tl.float32)
@@ -71,9 +79,7 @@ def delta_tokens_kernel(
             state += k[:, None] * delta[None, :]
             out_at = out_ptr + (token * HEADS + head) * VALUE + column
             tl.store(out_at, tl.sum(state * q[:, None], 0), mask=columns)
-        snapshot = tl.load(table_ptr + 4 * segment + 3)
-        if snapshot >= 0:
-            tl.store(states_ptr + (snapshot * HEADS + head) * KEY * VALUE + within, state, mask=there)
+        take_snapshot(states_ptr, table_ptr, segment, head, within, state, there, HEADS, KEY * VALUE)
     tl.store(state_at, state, mask=there)
 
 
@@ -108,9 +114,8 @@ def delta_chunk_kernel(
     k = tl.load(k_at, mask=keys, other=0.0).to(tl.float32)
     k = k * tl.rsqrt(tl.sum(k * k, 1) + 1e-6)[:, None]
     beta = tl.load(beta_ptr + token * HEADS + head, mask=there, other=0.0)
-    total = tl.cumsum(tl.load(decay_ptr + token * HEADS + head, mask=there, other=0.0), 0)
-    earlier = number[:, None] > number[None, :]
-    between = tl.exp(tl.where(earlier, total[:, None] - total[None, :], float("-inf")))
+    total, _ = decays_of(decay_ptr, token, there, head, HEADS)
+    between = decay_between(total, number[:, None] > number[None, :])
     system = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between * beta[:, None]
     inverse = tl.where(number[:, None] == number[None, :], 1.0, 0.0)
     for index in range(1, tl.minimum(end - begin, TOKENS)):
@@ -153,18 +158,17 @@ def delta_states_kernel(
     BLOCK_V: tl.constexpr,
 ):
     """Advance a block of one head's state by the chunks of one prompt."""
-    first = tl.load(spans_ptr + 2 * tl.program_id(0))
-    last = tl.load(spans_ptr + 2 * tl.program_id(0) + 1)
+    first, last = segments_of(spans_ptr)
     head = tl.program_id(1)
     number, row = tl.arange(0, TOKENS), tl.arange(0, BLOCK_K)
     column = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     there = (row < KEY)[:, None] & (column < VALUE)[None, :]
     within = row[:, None] * VALUE + column[None, :]
-    state_at = states_ptr + (tl.load(table_ptr + 4 * first + 2) * HEADS + head) * KEY * VALUE + within
+    state_at = state_of(states_ptr, table_ptr, first, head, within, HEADS, KEY * VALUE)
     state = tl.load(state_at, mask=there, other=0.0)
     for segment in range(first, last):
-        end = tl.load(table_ptr + 4 * segment + 1)
-        for begin in range(tl.load(table_ptr + 4 * segment), end, TOKENS):
+        start, end = tokens_of(table_ptr, segment)
+        for begin in range(start, end, TOKENS):
             token = begin + number
             known = token < end
             keys = known[:, None] & (row < KEY)[None, :]
@@ -173,24 +177,20 @@ def delta_states_kernel(
             k = tl.load(k_ptr + token[:, None] * k_stride + key_at, mask=keys, other=0.0).to(tl.float32)
             q = q * (tl.rsqrt(tl.sum(q * q, 1) + 1e-6) * scale)[:, None]
             k = k * tl.rsqrt(tl.sum(k * k, 1) + 1e-6)[:, None]
-            decay = tl.load(decay_ptr + token * HEADS + head, mask=known, other=0.0)
-            total, whole = tl.cumsum(decay, 0), tl.sum(decay, 0)
+            total, whole = decays_of(decay_ptr, token, known, head, HEADS)
             at = (token * HEADS + head)[:, None]
             solved_k = tl.load(keys_ptr + at * KEY + row[None, :], mask=keys, other=0.0)
             values = known[:, None] & (column < VALUE)[None, :]
             solved_v = tl.load(values_ptr + at * VALUE + column[None, :], mask=values, other=0.0)
             delta = solved_v - tl.dot(solved_k, state, input_precision="tf32x3")
-            seen = number[:, None] >= number[None, :]
-            between = tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
+            between = decay_between(total, number[:, None] >= number[None, :])
             scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
             out = tl.dot(q * tl.exp(total)[:, None], state, input_precision="tf32x3")
             out += tl.dot(scores, delta, input_precision="tf32x3")
             tl.store(out_ptr + at * VALUE + column[None, :], out, mask=values)
             after = k * tl.exp(whole - total)[:, None]
             state = state * tl.exp(whole) + tl.dot(tl.trans(after), delta, input_precision="tf32x3")
-        snapshot = tl.load(table_ptr + 4 * segment + 3)
-        if snapshot >= 0:
-            tl.store(states_ptr + (snapshot * HEADS + head) * KEY * VALUE + within, state, mask=there)
+        take_snapshot(states_ptr, table_ptr, segment, head, within, state, there, HEADS, KEY * VALUE)
     tl.store(state_at, state, mask=there)
 
 

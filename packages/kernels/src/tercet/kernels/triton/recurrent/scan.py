@@ -11,6 +11,14 @@ import triton.language as tl
 from tercet.kernels.ops.recurrent import ScanInputs, Segments
 from tercet.kernels.triton.launch import cdiv, power_of_two, shared_memory
 from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.recurrent.sequences import (
+    decay_between,
+    decays_of,
+    segments_of,
+    state_of,
+    take_snapshot,
+    tokens_of,
+)
 
 _ROWS, _PROMPT_ROWS = 16, 32
 """Rows of a state in a program, for single tokens and for chunks."""
@@ -38,18 +46,18 @@ def scan_tokens_kernel(
     BLOCK_C: tl.constexpr,
 ):
     """Advance a block of one head's state by the tokens of one sequence."""
-    first = tl.load(spans_ptr + 2 * tl.program_id(0))
-    last = tl.load(spans_ptr + 2 * tl.program_id(0) + 1)
+    first, last = segments_of(spans_ptr)
     head = tl.program_id(1)
     row = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.arange(0, BLOCK_C)
     rows, columns = row < ROWS, column < COLUMNS
     there = rows[:, None] & columns[None, :]
     within = row[:, None] * COLUMNS + column[None, :]
-    state_at = states_ptr + (tl.load(table_ptr + 4 * first + 2) * HEADS + head) * ROWS * COLUMNS + within
+    state_at = state_of(states_ptr, table_ptr, first, head, within, HEADS, ROWS * COLUMNS)
     state = tl.load(state_at, mask=there, other=0.0)
     for segment in range(first, last):
-        for token in range(tl.load(table_ptr + 4 * segment), tl.load(table_ptr + 4 * segment + 1)):
+        start, end = tokens_of(table_ptr, segment)
+        for token in range(start, end):
             group_at = head // SHARE * COLUMNS + column
             c = tl.load(c_ptr + token * c_stride + group_at, mask=columns, other=0.0).to(tl.float32)
             b = tl.load(b_ptr + token * b_stride + group_at, mask=columns, other=0.0).to(tl.float32)
@@ -57,9 +65,7 @@ def scan_tokens_kernel(
             x = tl.load(x_ptr + at, mask=rows, other=0.0)
             state = state * tl.exp(tl.load(decay_ptr + token * HEADS + head)) + x[:, None] * b[None, :]
             tl.store(out_ptr + at, tl.sum(state * c[None, :], 1), mask=rows)
-        snapshot = tl.load(table_ptr + 4 * segment + 3)
-        if snapshot >= 0:
-            tl.store(states_ptr + (snapshot * HEADS + head) * ROWS * COLUMNS + within, state, mask=there)
+        take_snapshot(states_ptr, table_ptr, segment, head, within, state, there, HEADS, ROWS * COLUMNS)
     tl.store(state_at, state, mask=there)
 
 
@@ -84,18 +90,17 @@ def scan_chunks_kernel(
     BLOCK_C: tl.constexpr,
 ):
     """Advance a block of one head's state by the chunks of one prompt."""
-    first = tl.load(spans_ptr + 2 * tl.program_id(0))
-    last = tl.load(spans_ptr + 2 * tl.program_id(0) + 1)
+    first, last = segments_of(spans_ptr)
     head = tl.program_id(1)
     number, column = tl.arange(0, TOKENS), tl.arange(0, BLOCK_C)
     row = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
     there = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
     within = row[:, None] * COLUMNS + column[None, :]
-    state_at = states_ptr + (tl.load(table_ptr + 4 * first + 2) * HEADS + head) * ROWS * COLUMNS + within
+    state_at = state_of(states_ptr, table_ptr, first, head, within, HEADS, ROWS * COLUMNS)
     state = tl.load(state_at, mask=there, other=0.0)
     for segment in range(first, last):
-        end = tl.load(table_ptr + 4 * segment + 1)
-        for begin in range(tl.load(table_ptr + 4 * segment), end, TOKENS):
+        start, end = tokens_of(table_ptr, segment)
+        for begin in range(start, end, TOKENS):
             token = begin + number
             known = token < end
             grouped = known[:, None] & (column < COLUMNS)[None, :]
@@ -105,19 +110,15 @@ def scan_chunks_kernel(
             at = (token * HEADS + head)[:, None] * ROWS + row[None, :]
             values = known[:, None] & (row < ROWS)[None, :]
             x = tl.load(x_ptr + at, mask=values, other=0.0)
-            decay = tl.load(decay_ptr + token * HEADS + head, mask=known, other=0.0)
-            total, whole = tl.cumsum(decay, 0), tl.sum(decay, 0)
-            seen = number[:, None] >= number[None, :]
-            between = tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
+            total, whole = decays_of(decay_ptr, token, known, head, HEADS)
+            between = decay_between(total, number[:, None] >= number[None, :])
             scores = tl.dot(c, tl.trans(b), input_precision="tf32x3") * between
             out = tl.dot(c * tl.exp(total)[:, None], tl.trans(state), input_precision="tf32x3")
             out += tl.dot(scores, x, input_precision="tf32x3")
             tl.store(out_ptr + at, out, mask=values)
             after = x * tl.exp(whole - total)[:, None]
             state = state * tl.exp(whole) + tl.dot(tl.trans(after), b, input_precision="tf32x3")
-        snapshot = tl.load(table_ptr + 4 * segment + 3)
-        if snapshot >= 0:
-            tl.store(states_ptr + (snapshot * HEADS + head) * ROWS * COLUMNS + within, state, mask=there)
+        take_snapshot(states_ptr, table_ptr, segment, head, within, state, there, HEADS, ROWS * COLUMNS)
     tl.store(state_at, state, mask=there)
 
 
