@@ -133,7 +133,7 @@ def _figures(device: torch.device, dtype: torch.dtype, attention: str) -> Iterat
 
 
 def _compile(architectures: Sequence[int], cases: Sequence[str] | None) -> int:
-    from tercet.kernels.tools.compiling import compile_case
+    from tercet.kernels.tools.compiling import compile_case, resources_of
     from tercet.kernels.tools.launch_specs import CASES
 
     failures = 0
@@ -147,6 +147,10 @@ def _compile(architectures: Sequence[int], cases: Sequence[str] | None) -> int:
             for kernel in kernels:
                 failures += bool(kernel.trouble)
                 size = f"{kernel.cubin:7} bytes, {kernel.shared:6} shared"
+                if kernel.machine_code:
+                    found = resources_of(kernel.machine_code)
+                    size += f", {found.registers:3} registers, {found.spilled:4} spilled"
+                    size += f", {found.instructions:5} instructions"
                 _print_line(f"{name:26} sm{architecture} {kernel.kernel:22} {size} {kernel.trouble or 'ok'}")
     return min(failures, 1)
 

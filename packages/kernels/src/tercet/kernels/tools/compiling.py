@@ -5,16 +5,12 @@ architecture, and Triton's own hook intercepts each launch.
 """
 
 import contextlib
-import re
-import subprocess
-import tempfile
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -24,6 +20,11 @@ from triton.runtime import driver
 from tercet.kernels.tools.launch_specs import CASES
 from tercet.kernels.triton.launch import shared_memory_of
 from tercet.kernels.triton.precompile import CompileTarget
+
+_SIZED = 4
+"""Form of an attribute whose content follows, after its size."""
+_FRAME, _REGISTERS = 0x11, 0x2F
+"""Attributes of a kernel: bytes of its stack, and registers of a thread."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of machine code: registers of a thread, bytes that it spills to memory, and instructions."""
+    """Resources of machine code: registers of a thread, bytes of its stack, where it spills, and instructions."""
 
     registers: int
     spilled: int
@@ -57,16 +58,36 @@ class Resources:
 
 
 def resources_of(machine_code: bytes) -> Resources:
-    """Return the resources of a cubin, by the disassembler that comes with Triton."""
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(machine_code)
-        file.flush()
-        usage = subprocess.check_output([tools / "cuobjdump", "-res-usage", file.name], text=True)
-        listing = subprocess.check_output([tools / "nvdisasm", "-c", file.name], text=True)
-    sizes = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    instructions = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP|BRA `)", listing, re.MULTILINE)
-    return Resources(sizes["REG"], sizes["STACK"] + sizes["LOCAL"], len(instructions))
+    """Return the resources of a cubin with one kernel, from its ELF sections, as `cuobjdump -res-usage` does.
+
+    Instructions take 16 bytes, and are padded to a multiple of 128 bytes.
+    """
+    sections = dict(_sections(machine_code))
+    attributes = _attributes(sections[".nv.info"])
+    code = sum(len(content) for name, content in sections.items() if name.startswith(".text."))
+    return Resources(attributes[_REGISTERS], attributes[_FRAME], code // 16)
+
+
+def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and contents of the sections of a 64-bit ELF file."""
+    (start,) = struct.unpack_from("<Q", elf, 40)
+    size, count, names = struct.unpack_from("<3H", elf, 58)
+    headers = [struct.unpack_from("<IIQQQQ", elf, start + number * size) for number in range(count)]
+    for name, _, _, _, at, length in headers:
+        first = headers[names][4] + name
+        yield elf[first : elf.index(b"\0", first)].decode(), elf[at : at + length]
+
+
+def _attributes(info: bytes) -> dict[int, int]:
+    """Return the attributes of `.nv.info` that have a number for one symbol, by their code."""
+    found, at = {}, 0
+    while at < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        size = size if form == _SIZED else 0
+        if size == 8:
+            found[attribute] = struct.unpack_from("<II", info, at + 4)[1]
+        at += 4 + size
+    return found
 
 
 def compile_case(name: str, architecture: int) -> list[Compiled]:
