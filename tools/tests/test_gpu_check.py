@@ -71,9 +71,9 @@ def assert_tuning(results: dict[str, Any]) -> None:
     for name, (tilings, _) in tuning.OPERATIONS.items():
         count = 1 if name.startswith("row") else 2
         kinds = {f"{kind}, {count} rows" for kind in ("fp8", "int8", "int4")}
-        sizes = {"prompt 16"} if name == "latent prompt" else {"batch 1", "batch 2"}
+        sizes = {"prompt 16"} if "prompt" in name else {"batch 1", "batch 2"}
         assert results[name].keys() >= (kinds if "few bits" in name else sizes)
-        assert len(results[name]) == (1 if "prompt" in name else 2 if "decode" in name else 3)
+        assert len(results[name]) == {"latent prompt": 1, "prompt": 2}.get(name, 2 if "decode" in name else 3)
         for rows in results[name].values():
             assert {row["tiling"] for row in rows} == set(map(str, tilings))
             assert [row["tiling"] for row in rows if row["in_use"]] == [str(tilings[0])]
