@@ -216,7 +216,7 @@ BOTH: dict[str, Any] = {"temperature": 0.9, "top_k": 9, "top_p": 0.9}
     [
         ([GREEDY] * 3, GREEDY, 7),
         ([PLAIN] * 3, PLAIN, 7),
-        ([FILTERED, BOTH, BOTH], FILTERED, 6),
+        ([FILTERED, BOTH, BOTH], FILTERED, 7),
         ([PLAIN] * 3, GREEDY, 6),
         ([PLAIN, FILTERED, GREEDY], PLAIN, 1),
         ([PLAIN, PLAIN, PLAIN | {"repetition_penalty": 3.0}], GREEDY, 1),
