@@ -63,7 +63,7 @@ def runner_of(directory: Path, places: int) -> ModelRunner:
     if places:
         bank = LoRABank(model, places, 16, torch.bfloat16, CPU)
         bank.attach(model)
-        adapters = StepAdapters(bank, SLOTS, CPU)
+        adapters = StepAdapters(bank, SLOTS, CPU, sort=True)
     rank = 0 if config.latent is None else config.latent.rank
     backend: Any = triton_latent.TritonLatent if rank else triton.TritonAttention
     shape = KVShape(page_size=16, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=torch.bfloat16, rank=rank)

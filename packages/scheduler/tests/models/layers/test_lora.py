@@ -367,7 +367,22 @@ def test_a_part_of_a_step_has_the_adapters_of_its_tokens() -> None:
     assert part is not None
     assert part.runs == [Segment(0, 0, 2), Segment(2, 2, 18)]
     assert part.table.tolist() == [[0, 0, 2], [2, 2, 18]]
+    assert part.order is None
     assert rows.part(slice(21, 30)) is None
+
+
+def test_a_part_of_sorted_tokens_is_sorted() -> None:
+    """A kernel for tokens as they come would be compiled by the step that has to be cut."""
+    runs = [Segment(1, 0, 3), Segment(0, 3, 20), Segment(1, 21, 24)]
+    rows = LoRARows(runs, torch.tensor(runs, dtype=torch.int32), [4, 4]).sorted_by_slot(70)
+    assert rows.longest == 64
+    part = rows.part(slice(2, 23))
+    assert part is not None
+    assert part.order is not None
+    assert part.runs == [Segment(1, 0, 1), Segment(0, 1, 18), Segment(1, 19, 21)]
+    assert part.order.tolist() == [*range(1, 18), 0, 19, 20]
+    assert part.table.tolist() == [[0, 0, 16], [0, 16, 17], [1, 17, 20]]
+    assert part.longest == 16
 
 
 def changed(directory: Path, **config: Any) -> None:

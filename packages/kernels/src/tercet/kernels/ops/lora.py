@@ -72,7 +72,18 @@ class LoRARows:
         if not runs:
             return None
         table = torch.tensor(runs, dtype=torch.int32).to(self.table.device)
-        return LoRARows(runs, table, self.ranks, self.longest)
+        part = LoRARows(runs, table, self.ranks, self.longest)
+        return part if self.order is None else part.sorted_by_slot(last - first)
+
+    def sorted_by_slot(self, tokens: int) -> "LoRARows":
+        """Return the segments with a table of sorted tokens, for a step of so many. Raises as `known` does."""
+        slots = np.full(tokens, -1, dtype=np.int64)
+        for slot, start, stop in self.known:
+            slots[start:stop] = slot
+        table, order, longest = grouped(slots)
+        device = self.table.device
+        placed = torch.from_numpy(table).to(device), torch.from_numpy(order).to(device)
+        return LoRARows(self.runs, placed[0], self.ranks, longest, placed[1])
 
     @cached_property
     def by_slot(self) -> dict[int, torch.Tensor | slice]:

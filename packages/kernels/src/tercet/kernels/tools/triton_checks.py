@@ -6,7 +6,6 @@ The dtype is bfloat16 on a GPU, otherwise float32, because the interpreter compu
 import itertools
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch.nn.attention import SDPBackend
 
@@ -290,7 +289,7 @@ def _lora(device: torch.device) -> Pair:
         rows = lora.LoRARows(runs, torch.tensor(runs, dtype=torch.int32, device=device), [24, 24], longest)
         fused_lora.add_lora(actual[tile], x, weights, rows)
         lora.add_lora(expected[tile], x, weights, rows)
-        fused_lora.add_lora(actual[tile], x, weights, _sorted(rows, len(x)))
+        fused_lora.add_lora(actual[tile], x, weights, rows.sorted_by_slot(len(x)))
         lora.add_lora(expected[tile], x, weights, rows)
     row, wanted = _adapted_row(device)
     return torch.cat([actual.flatten(), row]), torch.cat([expected.flatten(), wanted])
@@ -308,17 +307,6 @@ def _adapted_row(device: torch.device) -> Pair:
     wanted = normed @ full.float().T + residual.float()
     lora.add_lora(wanted, normed, weights, rows)
     return found.flatten(), wanted.flatten().to(found.dtype)
-
-
-def _sorted(rows: lora.LoRARows, tokens: int) -> lora.LoRARows:
-    """Return the rows with their tokens sorted by adapter."""
-    slots = np.full(tokens, -1)
-    for slot, start, stop in rows.known:
-        slots[start:stop] = slot
-    table, order, longest = lora.grouped(slots)
-    device = rows.table.device
-    tensors = torch.from_numpy(table).to(device), torch.from_numpy(order).to(device)
-    return lora.LoRARows(rows.runs, tensors[0], rows.ranks, longest, tensors[1])
 
 
 def _quantized(device: torch.device) -> Pair:

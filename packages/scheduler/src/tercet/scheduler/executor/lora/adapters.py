@@ -62,10 +62,23 @@ def adapter_loader(
 class StepAdapters:
     """The adapters of a `ModelRunner`'s steps."""
 
-    def __init__(self, bank: LoRABank, slots: int, device: torch.device, loader: AdapterLoader | None = None) -> None:
-        """Create it for a bank; `loader` is the loader of an equal bank that this one replaces."""
+    def __init__(
+        self,
+        bank: LoRABank,
+        slots: int,
+        device: torch.device,
+        loader: AdapterLoader | None = None,
+        *,
+        sort: bool | None = None,
+    ) -> None:
+        """Create it for a bank; `loader` is the loader of an equal bank that this one replaces.
+
+        With `sort` (default: on a GPU), every step's table has tokens sorted by adapter, as those of graphs always do:
+        kernels are compiled for sorted tokens or for others.
+        """
         self.loader = loader or adapter_loader_of(bank)
         self._bank = bank
+        self._sorts = device.type == "cuda" if sort is None else sort
         self._places = np.full(slots, _NONE)  # adapter slot of each slot, or _NONE
         self._last: tuple[list[Segment], LoRARows] | None = None
         self._to_device = HostToDevice(device)
@@ -99,9 +112,9 @@ class StepAdapters:
         return self._last[1]
 
     def _rows_of(self, runs: list[Segment], slots: Array) -> LoRARows:
-        """Return the segments of tokens with these adapter slots; a GPU's kernels get them sorted by slot."""
+        """Return the segments of tokens with these adapter slots."""
         ranks = list(self._bank.ranks)
-        if self._table.is_cuda:
+        if self._sorts:
             *arrays, longest = grouped(slots)
             table, order = self._to_device.send(arrays)
             return LoRARows(runs, table, ranks, longest, order)
