@@ -9,9 +9,11 @@ COPY packages/frontend packages/frontend
 # The base image's pip installs into the environment. The same pins hold for build dependencies, which -c alone does
 # not pin.
 ENV PIP_PYTHON=/opt/tercet PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
-# hf_xet downloads models, which only schedulers do.
+# hf_xet downloads models, which only schedulers do. Only audio needs numpy: 80 MB, kept with --build-arg AUDIO=1.
+ARG AUDIO=""
 RUN pip install --no-cache-dir -c constraints.txt packages/protocol "packages/frontend[media]" \
-    && pip uninstall --yes hf_xet
+    && pip uninstall --yes hf_xet \
+    && if [ -z "$AUDIO" ]; then pip uninstall --yes cffi numpy pycparser soundfile soxr; fi
 
 FROM python:3.12-slim-bookworm
 RUN groupadd --gid 10001 tercet \
