@@ -362,7 +362,7 @@ CASES: dict[str, Callable[[], object]] = {
     "linear of one row, onto": lambda: _onto(_hidden(HIDDEN)),
     "linear of a normed row": _normed,
     "linear of an adapted row": _adapted_row,
-    "linear of an adapted, normed row": partial(_adapted_row, norm=True),
+    "adapted linear, normed row": partial(_adapted_row, norm=True),
     "gated linear, normed row": lambda: _normed("silu"),
     "gelu linear, normed row": lambda: _normed("gelu_tanh"),
     "gelu linear, wide norm": lambda: _normed("gelu_tanh", torch.float32),
