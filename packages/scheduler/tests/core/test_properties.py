@@ -381,6 +381,8 @@ def world_of(
     spare_snapshots: int | None,
     window: int | None,
     spare_window_pages: int,
+    kind: type[World] = World,
+    ranks: int = 1,
 ) -> World:
     pages = max(pages // page_size, 4)
     of_groups = [CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)]
@@ -393,7 +395,7 @@ def world_of(
         snapshots=None if spare_snapshots is None else slots + spare_snapshots,
     )
     reserve = chance.choice([0.0, 0.7])
-    stages = chance.choice([1, overlap]) if overlap > 1 and spare_snapshots is None else 1
+    stages = chance.choice([1, overlap]) if overlap > 1 and spare_snapshots is None and ranks == 1 else 1
     config = CoreConfig(
         policy=policy,
         radix_cache=radix,
@@ -404,8 +406,9 @@ def world_of(
         reserve_floor=reserve / 7,
         draft_rows=chance.choice([0, 2, 8, 32]) if stages == 1 else 0,
         stages=stages,
+        attention_ranks=ranks,
     )
-    return World(chance, capacity, config, overlap)
+    return kind(chance, capacity, config, overlap)
 
 
 def run_world(world: World, chance: random.Random) -> None:

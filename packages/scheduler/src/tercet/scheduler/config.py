@@ -190,7 +190,7 @@ class ExpertOptions:
             )
         if stages > 1:
             raise ConfigError(
-                f"--enable-dp-attention does not work with --pipeline-parallel-size {stages}: leave it out"
+                f"--enable-dp-attention does not work with --pipeline-parallel-size {stages}: leave one of them out"
             )
         if self.expert_parallel_size not in (1, ranks):
             raise ConfigError(

@@ -61,6 +61,8 @@ class Planner:
         self.pending_adapters: set[LoRAAdapter] = set()
         self.closed = False
         """If set, only choices with output are planned; others wait for other weights."""
+        self.shared = False
+        """If set, other attention ranks may run choices beside these, and no exclusive one is admitted."""
 
     def plan(self, step: int, now: float) -> tuple[Plan, list[Req]] | None:
         """Return the next step, or None if there is nothing to compute, or if waiting for a result is better."""
@@ -329,7 +331,7 @@ class Planner:
                 break
             if req.tenant not in admissible or self.is_blocked(req):
                 continue
-            if req.hold or (self.running and (req.alone or alone)):
+            if req.hold or (req.alone and self.shared) or (self.running and (req.alone or alone)):
                 break
             if not places.has_room(req):
                 if req.times_skipped >= self._config.max_skips:

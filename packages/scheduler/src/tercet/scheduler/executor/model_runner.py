@@ -175,12 +175,10 @@ class ModelRunner:
         hidden = self._share.hidden(plan, own, inputs, self._tables.gather, forward, scored=scored)
         drafts = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.has_penalties(slots) else None
         sampled = self._sample(hidden, inputs, slots, constrained, drafts, adapted=lora is not None)
-        prompts = []
-        if scored:
-            prompts = self._scorer.score(hidden, ((row, self._init(row.slot)) for row in plan.rows))
-        advance = None
-        if constrained is not None:
-            advance = partial(self._advance, constrained, [plan.rows[index] for index in sampling_rows])
+        inits = ((row, self._init(row.slot)) for row in plan.rows)
+        prompts = self._scorer.score(hidden, inits) if scored else []
+        sampling = [plan.rows[index] for index in sampling_rows] if constrained is not None else []
+        advance = None if constrained is None else partial(self._advance, constrained, sampling)
         return StepOutput(plan, sampling_rows, sampled, prompts, advance, self._pool.device)
 
     def close(self) -> None:

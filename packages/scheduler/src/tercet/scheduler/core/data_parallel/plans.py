@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tercet.scheduler.core.plan import Plan, StepResult
+from tercet.scheduler.core.plan import Plan, Row, StepResult
 
 _replace = msgspec.structs.replace
 _Value = TypeVar("_Value")
@@ -35,7 +35,7 @@ def merged_plan(plans: Sequence[Plan | None], slots: int) -> Plan:
         whole.pages.extend(_replace(update, slot=base + update.slot) for update in plan.pages)
         whole.copies.extend(_replace(copy, rank=rank) for copy in plan.copies)
         whole.restores.extend(_replace(restore, slot=base + restore.slot) for restore in plan.restores)
-        whole.rows.extend(_replace(row, slot=base + row.slot) for row in plan.rows)
+        whole.rows.extend(Row(base + row.slot, row.start, row.count, row.sample) for row in plan.rows)
         snapshots += [_replace(each, row=rows + each.row) for each in plan.snapshots]
         drafts |= {rows + row: token for row, token in plan.draft_tokens.items()}
     return _replace(whole, snapshots=snapshots, draft_tokens=drafts)

@@ -85,15 +85,22 @@ class DataParallelScheduler:
         alone = None if changes else self._alone()
         if self.in_flight and (changes or alone is not None):
             return None
-        plans: list[Plan | None] = []
-        for core in self.cores:
-            core.steps = self._steps
-            plans.append(core.schedule(now, weights=weights) if alone in (None, core) else None)
-        if all(plan is None for plan in plans):
+        plans = self._plans(now, alone, weights=weights)
+        if not (any(plans) or self.in_flight or changes) and (alone := self._alone()) is not None:
+            plans = self._plans(now, alone)  # choices beside an exclusive request may have been retracted
+        if not any(plans):
             return None
         self._steps += 1
         self.in_flight.append(plans)
         return merged_plan(plans, self.capacity.slots)
+
+    def _plans(self, now: float, alone: Scheduler | None, *, weights: bool = False) -> list[Plan | None]:
+        """Return the plan of each rank, or of one rank alone."""
+        plans: list[Plan | None] = []
+        for core in self.cores:
+            core.steps, core.planner.shared = self._steps, core is not alone
+            plans.append(core.schedule(now, weights=weights) if alone in (None, core) else None)
+        return plans
 
     def commit(self, result: StepResult) -> list[Outgoing]:
         """Apply the result of the oldest plan in flight. Return its tokens and final answers."""
