@@ -21,7 +21,8 @@ from tercet.protocol.messages.values import Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.models.vision.image_model import CPU_TOKENS, bounded_for_cpu, load_tower
+from tercet.scheduler.models.tower import load_tower
+from tercet.scheduler.models.vision.image_model import CPU_TOKENS, bounded_for_cpu
 from tercet.scheduler.models.vision.qwen import QwenTower, image_model
 from tercet.scheduler.testing import Driver, request
 

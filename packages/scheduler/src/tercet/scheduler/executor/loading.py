@@ -51,7 +51,8 @@ from tercet.scheduler.models.native_linear import (
 )
 from tercet.scheduler.models.registry import build_model, family_of, load_config
 from tercet.scheduler.models.sliced_work import slice_work
-from tercet.scheduler.models.vision.image_model import bounded_for_cpu, load_tower
+from tercet.scheduler.models.tower import load_tower
+from tercet.scheduler.models.vision.image_model import bounded_for_cpu
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
