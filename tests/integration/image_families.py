@@ -26,7 +26,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from packages.frontend.tests.media.image_files import noise, saved
 from packages.scheduler.tests.conftest import VOCAB_SIZE, write_tokenizer
-from tercet.frontend.manager.inputs.images import PlacedImage, placed_images
+from tercet.frontend.manager.inputs.images import PlacedImage, images_in, placed_images, sounds_in
 from tercet.frontend.media.image_decoder import DecodedImage, digest_of
 from tercet.frontend.media.image_pipe import Decode
 from tercet.frontend.media.image_worker import decoded_image
@@ -137,7 +137,7 @@ class Run:
         made: dict[str, Any] = {"device": "cpu", "slots": 8, "page_size": 4, "kv_cache_bytes": 1 << 24}
         self.worker = TpModelWorker(WorkerOptions(model=directory, **(made | options)))
         self.driver = Driver(self.worker.capacity, CoreConfig(token_budget=budget), executor=self.worker)
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
 
     @property
     def form(self) -> ImageFormat:
@@ -164,7 +164,7 @@ class Run:
             if isinstance(part, str):
                 images.append(shown := self.decoded(part))
                 text = self.form.replacement(shown.height, shown.width, shown.grid)
-                ids += self._tokenizer.encode(text, add_special_tokens=False).ids
+                ids += self.tokenizer.encode(text, add_special_tokens=False).ids
             else:
                 ids += part
         return Prompt(ids, placed_images(images, TextPrompt(text="", param="prompt"), ids, self.form))
@@ -173,10 +173,11 @@ class Run:
         prompt = self.prompt(parts)
         given = {"max_new_tokens": ANSWER, "ignore_eos": True, "temperature": 0.0}
         places = [each.place for each in prompt.images]
-        asked = request(rid, prompt.ids, images=places, **(given | more))
-        if places:
+        images, sounds = images_in(places), sounds_in(places)
+        asked = request(rid, prompt.ids, images=images, sounds=sounds, **(given | more))
+        if prompt.images:
             assert self.worker.images is not None
-            assert self.worker.images.add(places, [each.array for each in prompt.images]) == ""
+            assert self.worker.images.add([*images, *sounds], [each.array for each in prompt.images]) == ""
         self.driver.send(asked)
         return asked
 

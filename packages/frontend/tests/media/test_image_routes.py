@@ -22,6 +22,7 @@ from tercet.frontend.engine.requests import to_chat, to_requests
 from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.media.image_decoder import ImageDecoder
 from tercet.frontend.media.image_fetcher import ImageFetcher
+from tercet.frontend.media.prompt_media import content_of
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.media import AspectTiles, TileTexts
@@ -266,7 +267,7 @@ async def test_prompts_of_an_engine_have_images(served: Served) -> None:
     def urls(prompt: Any, image_data: Any) -> list[list[str]]:
         requests, _ = to_requests(prompt, None, None, {"image_data": image_data}, model, {})
         prompts = [request.prompt for request in requests]
-        return [[each.url for each in prompt.images] for prompt in prompts if isinstance(prompt, TextPrompt)]
+        return [[content_of(each) for each in prompt.images] for prompt in prompts if isinstance(prompt, TextPrompt)]
 
     assert urls(MARKER, CAT) == [[CAT]]
     assert urls(MARKER * 2, [CAT, DOG]) == [[CAT, DOG]]

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from tercet.protocol.messages import messages as m
-from tercet.protocol.messages.audio import AudioFormat, AudioInput, Transcript, TranscriptTokens
+from tercet.protocol.messages.audio import (
+    AudioFormat,
+    AudioInput,
+    SoundFormat,
+    SoundInput,
+    Transcript,
+    TranscriptTokens,
+)
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
 from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange, TileTexts
@@ -122,6 +129,9 @@ MESSAGES: list[m.Message] = [
                     languages={"en": 9},
                 ),
             ),
+            sounds=SoundFormat(
+                rate=16_000, hop=160, samples=480_000, marker="<sound>", token="<sound>", token_id=31_998
+            ),
         ),
         identity=ModelIdentity(
             weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo", weights_path="/ckpt/7"
@@ -165,6 +175,7 @@ MESSAGES: list[m.Message] = [
         traced=True,
         images=[ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2)],
         audio=AudioInput(sha256=b"\xf0" * 32, transcript=Transcript.TIMESTAMPS),
+        sounds=[SoundInput(sha256=b"\x0f" * 32, samples=640, first=1, tokens=1)],
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",

@@ -18,6 +18,7 @@ HttpOf = Callable[[Served], httpx2.AsyncClient]
 
 USER: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 BODY: dict[str, Any] = {"model": "tiny", "messages": USER}
+WITH_SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
 WITH_IMAGES: dict[str, Any] = {
     "role": "user",
     "content": [
@@ -120,7 +121,7 @@ async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: En
         ({"messages": [WITH_IMAGES]}, "messages[0].content[1]"),
         ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, "messages[0].content[0]"),
         (
-            {"messages": [*USER, {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            {"messages": [*USER, {"role": "user", "content": [WITH_SOUND]}]},
             "messages[1].content[0]",
         ),
     ],

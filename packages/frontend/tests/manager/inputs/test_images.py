@@ -21,7 +21,7 @@ FORM = ImageFormat(
     token_id=7,
     max_tokens=2,
 )
-MODEL: Any = SimpleNamespace(limits=SimpleNamespace(images=FORM))
+MODEL: Any = SimpleNamespace(limits=SimpleNamespace(images=FORM, sounds=None))
 
 
 class Decoder:
@@ -54,7 +54,7 @@ def prompt_of(*urls: str) -> ChatPrompt:
 async def test_a_few_are_decoded_at_a_time_and_each_url_once() -> None:
     decoder: Any = Decoder()
     first, second = prompt_of(*"abcdefgh", "a"), prompt_of("b")
-    placing = asyncio.ensure_future(decoded_images(decoder, [first, second], MODEL))
+    placing = asyncio.ensure_future(decoded_images(SimpleNamespace(images=decoder), [first, second], MODEL))
     for _ in range(20):
         await asyncio.sleep(0)
     assert decoder.running == list("abcd")
@@ -73,7 +73,7 @@ async def test_a_few_are_decoded_at_a_time_and_each_url_once() -> None:
 async def test_a_failure_ends_the_others_and_names_the_first_place() -> None:
     decoder: Any = Decoder("c")
     with pytest.raises(BadRequestError) as caught:
-        await decoded_images(decoder, [prompt_of("a", "b", "c", "d", "c")], MODEL)
+        await decoded_images(SimpleNamespace(images=decoder), [prompt_of("a", "b", "c", "d", "c")], MODEL)
     assert caught.value.param == "messages[2]"
     await asyncio.sleep(0)
     assert decoder.running == []

@@ -103,6 +103,7 @@ WRAPPERS: Mapping[str, Mapping[str, str]] = {
         "ministral3": "Ministral3ForCausalLM",
         "mistral4": "Mistral4ForCausalLM",
     },
+    "Qwen2AudioForConditionalGeneration": {"qwen2": "Qwen2ForCausalLM"},
     "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": "Qwen2VLForConditionalGeneration"},
     "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2_5_VLForConditionalGeneration"},
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3VLForConditionalGeneration"},

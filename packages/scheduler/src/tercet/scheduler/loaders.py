@@ -25,6 +25,7 @@ from tercet.scheduler.core.events import (
     MaskReady,
     WeightsRead,
 )
+from tercet.scheduler.core.images import inputs_of
 from tercet.scheduler.ports import AudioSamples, Core, ImageArrays, LateMasks, LoadedAdapter
 from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 
@@ -74,8 +75,8 @@ class Loaders:
     def keep_media(self, request: TokenizedGenerateReqInput, frames: Sequence[Frame]) -> Rejected | None:
         """Keep the arrays of a request's images, or its audio, or return its rejection."""
         fault = ""
-        if request.images and self.images is not None:
-            fault = self.images.add(request.images, frames)
+        if (inputs := inputs_of(request)) and self.images is not None:
+            fault = self.images.add(inputs, frames)
         elif request.audio is not None and self.audio is not None:
             fault = self.audio.add(request.audio, frames)
         if not fault:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from tercet.protocol.backlog import Outgoing
-from tercet.protocol.messages.audio import AudioInput
+from tercet.protocol.messages.audio import AudioInput, SoundInput
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import InternalState
@@ -87,9 +87,9 @@ class LateMasks(Protocol):
 
 
 class ImageArrays(Protocol):
-    """Arrays of images, implemented in `tercet.scheduler.executor.media.images`."""
+    """Arrays of images or samples of sounds, implemented in `tercet.scheduler.executor.media`."""
 
-    def add(self, images: Sequence[ImageInput], frames: Sequence[Frame]) -> str:
+    def add(self, images: Sequence[ImageInput | SoundInput], frames: Sequence[Frame]) -> str:
         """Keep the arrays of a request. Return a fault, or an empty text."""
         ...
 
@@ -135,7 +135,7 @@ class Executor(Runner[Plan, StepResult], Protocol):
 
     @property
     def images(self) -> ImageArrays | None:
-        """Return the arrays of images; None if the model takes none."""
+        """Return the arrays of images or the samples of sounds in prompts; None if the model takes none."""
         ...
 
     @property

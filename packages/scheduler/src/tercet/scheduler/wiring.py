@@ -388,6 +388,7 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
         grammars=capacity.grammars,
         max_loras=capacity.adapters,
         images=capacity.images,
+        sounds=capacity.sounds,
         audio=None if capacity.audio is None else capacity.audio.form,
     )
 

@@ -11,7 +11,7 @@ from enum import Enum, auto
 import msgspec
 
 from tercet.frontend.errors import ApiError, RequestAbortedError, ServerError, from_rejection
-from tercet.frontend.manager.inputs.images import PlacedImage
+from tercet.frontend.manager.inputs.images import PlacedImage, images_in, sounds_in
 from tercet.frontend.manager.inputs.prediction import predicted_tokens
 from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.request import GenerateRequest
@@ -165,7 +165,7 @@ class ReqState(RequestState):
         super().__init__(rid, model, pack_ints(prompt_ids), wake)
         self.request = request
         self.prediction = prediction
-        self.images = [each.place for each in images]
+        self.places = [each.place for each in images]
         self.audio = None if request.audio is None else request.audio.input
         self.frames = [*(each.array for each in images), *([request.audio.samples] if request.audio else [])]
         self.sampling = sampling
@@ -196,11 +196,11 @@ class ReqState(RequestState):
 
     @property
     def signature(self) -> bytes:
-        """Return the encoded sampling parameters without the seed, and the hashes of adapter, images and audio."""
+        """Return the encoded sampling parameters without the seed, and the hashes of adapter, images and sounds."""
         lora = self.request.lora
         adapter = b"" if lora is None else lora.sha256.encode()
         return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0)) + b"".join(
-            [adapter, *(each.sha256 for each in self.images), self.audio.sha256 if self.audio else b""]
+            [adapter, *(each.sha256 for each in self.places), self.audio.sha256 if self.audio else b""]
         )
 
     @property
@@ -328,8 +328,9 @@ class ReqState(RequestState):
             prediction=pack_ints(self.prediction),
             tenant=request.tenant,
             traced=bool(self.trace_id),
-            images=self.images,
+            images=images_in(self.places),
             audio=self.audio,
+            sounds=sounds_in(self.places),
         )
 
 
@@ -375,11 +376,6 @@ class Generation:
     def prompt_tokens(self) -> int:
         """Return the number of prompt tokens, counting each prompt once, not once per choice."""
         return sum(state.prompt_tokens for state in self.states)
-
-    @property
-    def image_tokens(self) -> int:
-        """Return the number of prompt tokens that stand for images."""
-        return sum(image.tokens for state in self.states for image in state.images)
 
     @property
     def cached_tokens(self) -> int:

@@ -28,6 +28,7 @@ from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
 from tercet.frontend.media.audio_decoder import AudioDecoder
 from tercet.frontend.media.image_decoder import Fetcher, ImageDecoder
+from tercet.frontend.media.prompt_media import form_of
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
 from tercet.frontend.routing.control import Control
@@ -177,7 +178,7 @@ class TokenizerManager:
         in_turns = partial(self.requests.turns.run, current_caller().owner)
         await in_turns(cheap_checks(requests, model))  # first: grammars may have to wait for a worker
         requests = await with_checked_grammars(requests, model, self.grammars, self.fleet)
-        prompts, images = await tokenize_all(self.images, [request.prompt for request in requests], model)
+        prompts, images = await tokenize_all(self, [request.prompt for request in requests], model)
         predictions = [await prediction_of(request, model) for request in requests]
         params = await in_turns(sampling_of_all(requests, model, prompts))
         check_output(requests, params)
@@ -188,7 +189,7 @@ class TokenizerManager:
 
         def start() -> Steps[None]:
             for name, request, ids, chosen, prediction, shown in every:
-                placed = placed_images(shown, request.prompt, ids, model.limits.images)
+                placed = placed_images(shown, request.prompt, ids, form_of(model.limits))
                 state = ReqState(name, request, model, ids, chosen, generation.wake, prediction, placed)
                 generation.states.append(state)
                 self.requests.start(state)
@@ -215,8 +216,7 @@ class TokenizerManager:
     async def _embed(self, request: EmbeddingRequest, rid: str, slot: RequestSlot) -> EmbeddingBatch:
         model = self.models.get(request.model)
         if model.limits.task is Task.GENERATE:
-            message = f"The model {model.name!r} generates text: it makes no vectors or scores."
-            raise BadRequestError(message, param="model")
+            raise BadRequestError(f"The model {model.name!r} generates text, no vectors or scores.", param="model")
         encoded = await encode_all(request, model)
         batch, rid = EmbeddingBatch(slot), rid or self.new_id()
         for number, (each, param) in enumerate(zip(encoded, request.params, strict=True)):

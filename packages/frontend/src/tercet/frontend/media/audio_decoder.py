@@ -56,25 +56,36 @@ class AudioDecoder:
 
     async def decode(self, file: bytes, rate: int, window: int, param: str) -> list[DecodedAudio]:
         """Return an audio clip in windows of at most `window` samples at `rate` per second. Raises ApiError."""
+        order = ReadAudio(file=file, rate=rate, window=window, seconds=self._seconds)
+        return [DecodedAudio(each, await asyncio.to_thread(sha256_of, each)) for each in await self._read(order, param)]
+
+    async def decode_sound(self, base64: str, rate: int, most: int, param: str) -> bytes:
+        """Return the samples of an audio clip, which is refused if it has more than `most`. Raises ApiError."""
+        order = ReadAudio(base64=base64, rate=rate, window=most, seconds=self._seconds)
+        [samples] = await self._read(order, param, most=1)
+        return samples
+
+    async def _read(self, order: ReadAudio, param: str, most: int | None = None) -> list[bytes]:
+        """Return the windows of a file. A file of more than `most` is refused."""
         if not _has_packages():
             raise UnsupportedParameterError(
                 "This server decodes no audio: it was installed without tercet-frontend[media].", param=param
             )
-        order = ReadAudio(file=file, rate=rate, window=window, seconds=self._seconds)
         try:
-            windows = await self._pool.run(lambda helper: _windows(helper, order))
+            return await self._pool.run(lambda helper: _windows(helper, order, most))
         except HelperDiedError as error:
-            raise _refused(f"it takes too {error.why} to decode", param) from None
+            raise refused_audio(f"it takes too {error.why} to decode", param) from None
         except _AudioError as error:
-            raise _refused(str(error), param) from None
-        return [DecodedAudio(each, await asyncio.to_thread(_sha256, each)) for each in windows]
+            raise refused_audio(str(error), param) from None
 
 
-async def _windows(helper: HelperProcess, order: ReadAudio) -> list[bytes]:
+async def _windows(helper: HelperProcess, order: ReadAudio, most: int | None) -> list[bytes]:
     """Return the windows of a file, one answer each, so that no copy of them all holds up the event loop."""
-    windows = []
+    windows: list[bytes] = []
     window = await _ask(helper, order)
     while window.samples:
+        if len(windows) == most:
+            raise _AudioError(f"the model hears at most {most * order.window / order.rate:g} s")
         windows.append(window.samples)
         window = await _ask(helper, ReadWindow())
     return windows
@@ -87,7 +98,7 @@ async def _ask(helper: HelperProcess, order: ReadAudio | ReadWindow) -> AudioWin
     return window
 
 
-def _sha256(samples: bytes) -> bytes:
+def sha256_of(samples: bytes) -> bytes:
     return hashlib.sha256(samples).digest()
 
 
@@ -96,5 +107,5 @@ def _has_packages() -> bool:
     return all(find_spec(name) is not None for name in _PACKAGES)
 
 
-def _refused(why: str, param: str) -> BadRequestError:
+def refused_audio(why: str, param: str) -> BadRequestError:
     return BadRequestError(f"The audio is refused: {why}.", param=param, code="invalid_audio")

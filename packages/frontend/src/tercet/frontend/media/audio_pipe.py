@@ -6,7 +6,9 @@ import msgspec
 class ReadAudio(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Order to read a file: its answer is the first window. All windows together get `seconds` of processor time."""
 
-    file: bytes
+    base64: str = ""
+    """File, unless it is in `file`."""
+    file: bytes = b""
     rate: int
     """Samples per second of the windows."""
     window: int

@@ -3,6 +3,7 @@
 Errors complete "the audio is refused: ". The process ends when its input ends.
 """
 
+import binascii
 import os
 import sys
 import time
@@ -87,7 +88,7 @@ def audio_windows(order: ReadAudio) -> Iterator[Samples]:
     """
     least = 1
     rest = np.zeros(0, np.int16)
-    with _open(order.file) as file:
+    with _open(order.file or _file(order.base64)) as file:
         for part in _resampled(file, order.rate):
             rest = np.concatenate([rest, part])
             while len(rest) > order.window:
@@ -98,6 +99,13 @@ def audio_windows(order: ReadAudio) -> Iterator[Samples]:
         yield rest
     elif least == 1:
         raise _RefusedError("it has no samples")
+
+
+def _file(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise _RefusedError("it is no base64") from None
 
 
 def _open(file: bytes) -> soundfile.SoundFile:

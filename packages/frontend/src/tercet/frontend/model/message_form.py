@@ -25,6 +25,8 @@ _PROBE_ID = "probe1234"
 PROBE_USER: Message = {"role": "user", "content": "x"}
 IMAGE: Message = {"type": "image"}
 """Part of a content in the place of an image, as transformers' processors give it to templates."""
+SOUND: Message = {"type": "audio", "audio": ""}
+"""The same of a sound. Templates look for the type or for the key."""
 _OWN_KEYS = frozenset({"role", "content"})
 _TEMPLATE_KEYS = frozenset(
     {
@@ -226,20 +228,20 @@ def text_of(message: Message) -> str | None:
 
 
 def _escaped_part(part: Message, escape: Escape) -> Message:
-    return part if part == IMAGE else {"type": "text", "text": escape(part["text"])}
+    return part if part in (IMAGE, SOUND) else {"type": "text", "text": escape(part["text"])}
 
 
 def has_images(message: Message) -> bool:
-    """Return whether the content of a message has images."""
+    """Return whether the content of a message has images or sounds."""
     content = message.get("content")
-    return isinstance(content, list) and IMAGE in content
+    return isinstance(content, list) and (IMAGE in content or SOUND in content)
 
 
 def parts_of(message: Message) -> list[Message]:
     """Return the content of a message as parts, without empty ones."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return [part for part in parts if part == IMAGE or part.get("text")]
+    return [part for part in parts if part in (IMAGE, SOUND) or part.get("text")]
 
 
 def escaped(value: Any, escape: Escape) -> Any:

@@ -1,10 +1,11 @@
 """Prompts before tokenization: messages, text or token ids."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from tercet.frontend.media.image_decoder import ImageSource
+from tercet.frontend.media.prompt_media import Source
 from tercet.frontend.model.tokenizer_pool import characters_in
 
 
@@ -22,8 +23,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the template reads."""
     param: str = "messages"
     """Client's parameter name for error messages."""
-    images: list[ImageSource] = []
-    """Images of the messages, in order: their parts are `message_form.IMAGE`."""
+    images: Sequence[Source] = ()
+    """Images or sounds of the messages, in order: their parts are `message_form.IMAGE` or `SOUND`."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
@@ -32,7 +33,7 @@ class TextPrompt(msgspec.Struct, frozen=True):
     text: str
     add_special_tokens: bool = True
     param: str = "prompt"
-    images: list[ImageSource] = []
+    images: Sequence[Source] = ()
     """Images in the places of the text that the model's `ImageFormat.marker` names."""
 
 

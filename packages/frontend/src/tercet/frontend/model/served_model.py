@@ -12,7 +12,7 @@ import msgspec
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.media.image_decoder import DecodedImage
+from tercet.frontend.media.prompt_media import Decoded, form_of, replacement_of
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.files import read_text, reading
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of
@@ -117,17 +117,13 @@ class ServedModel:
     def tokenizer(self) -> PromptTokenizer:
         return self.files.tokenizer
 
-    async def tokenize(
-        self, prompt: Prompt, images: Sequence[DecodedImage] = (), *, must_fit: bool = True
-    ) -> list[int]:
+    async def tokenize(self, prompt: Prompt, images: Sequence[Decoded] = (), *, must_fit: bool = True) -> list[int]:
         """Run `prompt_ids` in the tokenizer pool, with its timeout. Raises ApiError."""
         return await self.tokenizer_pool.run(
             Piece(partial(self.prompt_ids, prompt, images, must_fit=must_fit), size_of(prompt))
         )
 
-    async def tokenize_all(
-        self, prompts: Sequence[Prompt], images: Sequence[Sequence[DecodedImage]]
-    ) -> list[list[int]]:
+    async def tokenize_all(self, prompts: Sequence[Prompt], images: Sequence[Sequence[Decoded]]) -> list[list[int]]:
         """Tokenize the prompts of one request. Raises ApiError, after which no further prompt is started."""
         every = zip(prompts, images, strict=True)
         pieces = [Piece(partial(self.prompt_ids, prompt, own), size_of(prompt)) for prompt, own in every]
@@ -146,7 +142,7 @@ class ServedModel:
         """Return the vocabulary's spelling of each id, in the tokenizer pool. Raises ApiError."""
         return await self.tokenizer_pool.run(Piece(lambda: list(map(self.tokenizer.token, ids)), len(ids)))
 
-    def prompt_ids(self, prompt: Prompt, images: Sequence[DecodedImage] = (), *, must_fit: bool = True) -> list[int]:
+    def prompt_ids(self, prompt: Prompt, images: Sequence[Decoded] = (), *, must_fit: bool = True) -> list[int]:
         """Render and tokenize a prompt with its images. CPU-bound: not for the event loop. Raises BadRequestError.
 
         A text that is certainly longer than the context is refused before tokenization; without `must_fit`, one with
@@ -191,16 +187,16 @@ class ServedModel:
             param = prompt.param if error.param == "messages" else error.param
             raise BadRequestError(self.tokenizer.unescape(error.message), param=param) from error
 
-    def _with_placeholders(self, text: str, prompt: ChatPrompt | TextPrompt, images: Sequence[DecodedImage]) -> str:
+    def _with_placeholders(self, text: str, prompt: ChatPrompt | TextPrompt, images: Sequence[Decoded]) -> str:
         """Put placeholder tokens into a text or a rendered chat, in the place of its images."""
-        form = self.limits.images
+        form = form_of(self.limits)
         if not images or form is None:
             return text
-        texts = [form.replacement(image.height, image.width, image.grid) for image in images]
+        texts = [replacement_of(image, form) for image in images]
         replaced = self.tokenizer.replace_control(text, form.marker, texts)
         if replaced is None:
             raise BadRequestError(
-                "The model's chat template takes no images here."
+                f"The model's chat template takes no {'images' if self.limits.sounds is None else 'audio'} here."
                 if isinstance(prompt, ChatPrompt)
                 else f"The text must have {form.marker!r} for each of its {len(images)} images, and nowhere else.",
                 param=prompt.images[0].param,

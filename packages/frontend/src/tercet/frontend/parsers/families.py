@@ -37,7 +37,7 @@ _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _GEMMA4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 _SEEING = (
     *("Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration"),
-    *("LlavaForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    *("LlavaForConditionalGeneration", "Qwen2AudioForConditionalGeneration", "SmolVLMForConditionalGeneration"),
 )
 _PHI = ("Phi3ForCausalLM",)
 _GRANITE = ("GraniteForCausalLM",)
@@ -143,7 +143,7 @@ FAMILIES = (
     Family("Step 3", "step3", "qwen3", "stepfun-ai/step3"),
     Family("InternLM 2.5, InternLM 3", "internlm", None, "internlm/internlm2_5-7b-chat"),
     Family(
-        "xLAM, GPT-NeoX, Starcoder2, GPT-2, Llava, Pixtral, InternVL, SmolVLM",
+        "xLAM, GPT-NeoX, Starcoder2, GPT-2, Llava, Pixtral, InternVL, SmolVLM, Qwen2-Audio",
         None,
         None,
         "Salesforce/Llama-xLAM-2-8b-fc-r",

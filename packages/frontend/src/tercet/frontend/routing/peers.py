@@ -5,7 +5,7 @@ from itertools import islice
 
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.membership.heartbeat_timer import is_stuck
-from tercet.protocol.messages.audio import AudioFormat
+from tercet.protocol.messages.audio import AudioFormat, SoundFormat
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.messages import Heartbeat, Ready
 from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Phase, Role
@@ -202,5 +202,5 @@ class PeerRegistry:
         return [each for each in self.detokenizers.values() if each.ready]
 
 
-def _forms(limits: ModelLimits) -> tuple[ImageFormat | None, AudioFormat | None]:
-    return limits.images, limits.audio
+def _forms(limits: ModelLimits) -> tuple[ImageFormat | None, AudioFormat | None, SoundFormat | None]:
+    return limits.images, limits.audio, limits.sounds

@@ -49,3 +49,62 @@ class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
     sha256: bytes
     """Hash of the samples, 32 bytes."""
     transcript: Transcript = Transcript.TEXT
+
+
+class SoundFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """Form of the sounds in prompts of a language model that hears: int16 samples of one channel, little-endian.
+
+    A placeholder token stands for four features of a sound, in whose place the model gets an embedding.
+    """
+
+    rate: int
+    """Samples per second."""
+    hop: int
+    """Samples from one feature to the next."""
+    samples: int
+    """Maximum samples of a sound."""
+    marker: str
+    """Text that the chat template writes for a sound."""
+    token: str
+    """Text of a placeholder token."""
+    token_id: int
+
+    @property
+    def max_tokens(self) -> int:
+        """Return the maximum tokens of a sound."""
+        return self.embeddings(self.samples)
+
+    @property
+    def least_samples(self) -> int:
+        """Return the samples of the shortest sound that has a token."""
+        return 2 * self.hop + 1
+
+    def fits(self, samples: int) -> bool:
+        """Return whether a sound may have so many samples."""
+        return self.least_samples <= samples <= self.samples
+
+    def embeddings(self, samples: int) -> int:
+        """Return the number of embeddings, and so of placeholder tokens, of a sound."""
+        return self.positions(samples) // 2
+
+    def positions(self, samples: int) -> int:
+        """Return the number of positions of the encoder, of two features each, before they are pooled in pairs."""
+        features = -(-samples // self.hop)
+        return (features + 1) // 2
+
+
+class SoundInput(msgspec.Struct, frozen=True, kw_only=True):
+    """Sound in a prompt, whose samples are a raw frame of the message."""
+
+    sha256: bytes
+    """Hash of the samples, 32 bytes."""
+    samples: int
+    first: int
+    """Index of its first placeholder token in the prompt."""
+    tokens: int
+    """Number of its placeholder tokens."""
+
+    @property
+    def array_bytes(self) -> int:
+        """Return the size of the samples in bytes."""
+        return 2 * self.samples

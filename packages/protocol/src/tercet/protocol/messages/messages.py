@@ -11,7 +11,7 @@ owns `token_ids[offsets[i]:offsets[i + 1]]`.
 
 import msgspec
 
-from tercet.protocol.messages.audio import AudioInput
+from tercet.protocol.messages.audio import AudioInput, SoundInput
 from tercet.protocol.messages.internal_state import ChoiceRow, PrefixRow
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.values import (
@@ -145,6 +145,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """One raw frame for each, in order of the prompt; only to a scheduler with `ModelLimits.images`. Since 1.1."""
     audio: AudioInput | None = None
     """One raw frame; only to a scheduler with `ModelLimits.audio`. Since 1.1."""
+    sounds: list[SoundInput] = []
+    """One raw frame for each; only to a scheduler with `ModelLimits.sounds`. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):

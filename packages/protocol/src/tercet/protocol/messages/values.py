@@ -8,7 +8,7 @@ from typing import Annotated, get_args, get_type_hints
 
 import msgspec
 
-from tercet.protocol.messages.audio import AudioFormat
+from tercet.protocol.messages.audio import AudioFormat, SoundFormat
 from tercet.protocol.messages.media import ImageFormat
 
 WIRE_VERSION = (1, 1)
@@ -305,6 +305,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Form of images; None if the scheduler takes none."""
     audio: AudioFormat | None = None
     """Form of audio; None if the scheduler takes none. With it, each request has an audio clip."""
+    sounds: SoundFormat | None = None
+    """Form of sounds in prompts; None if the scheduler takes none. A model with it takes no images."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,18 +1,21 @@
-"""Images in prompts: their keys in the prefix cache, and the chunks that keep them whole.
+"""Images and sounds in prompts: their keys in the prefix cache, and the chunks that keep images whole.
 
 Every token of an image has the image's number as its key: a negative one, so that no token id equals it.
-Equal images of a namespace have equal numbers, and different images never do.
+Equal images of a namespace have equal numbers, and different images never do. All of this holds for sounds, too.
 """
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 
+from tercet.protocol.messages.audio import SoundFormat, SoundInput
 from tercet.protocol.messages.media import ImageFormat, ImageInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.plan import PlannedImage
 
 _HASH_BYTES = 32
+Input = ImageInput | SoundInput
 ALL_TOKENS = 2**31
 """More tokens than any choice has."""
 
@@ -45,14 +48,14 @@ class ImageNumbers:
 class PromptImages:
     """Images of one prompt. With `whole`, their tokens see each other, so no chunk ends inside an image."""
 
-    def __init__(self, images: list[ImageInput], namespace: str, numbers: ImageNumbers, *, whole: bool) -> None:
-        self.inputs = images
+    def __init__(self, images: Sequence[Input], namespace: str, numbers: ImageNumbers, *, whole: bool) -> None:
+        self.inputs = list(images)
         self.planned = [
             PlannedImage(
                 number=numbers.of(namespace, each.sha256),
                 sha256=each.sha256,
-                height=each.height,
-                width=each.width,
+                height=each.height if isinstance(each, ImageInput) else 0,
+                width=each.width if isinstance(each, ImageInput) else 0,
                 first=each.first,
                 tokens=each.tokens,
             )
@@ -92,21 +95,46 @@ class PromptImages:
         return count
 
 
-def image_error(request: TokenizedGenerateReqInput, form: ImageFormat | None) -> str | None:
-    """Return the fault in the images of a request, or None."""
-    if not request.images:
-        return None
-    if form is None:
+def inputs_of(request: TokenizedGenerateReqInput) -> list[Input]:
+    """Return the images and the sounds of a request."""
+    return [*request.images, *request.sounds]
+
+
+def image_error(
+    request: TokenizedGenerateReqInput, form: ImageFormat | None, sounds: SoundFormat | None = None
+) -> str | None:
+    """Return the fault in the images or the sounds of a request, or None."""
+    if request.images and form is None:
         return "this scheduler takes no images"
+    if request.sounds and (sounds is None or request.images):
+        return "this scheduler takes no sounds in prompts" if sounds is None else "a request has images and sounds"
+    if request.images and form is not None:
+        return _place_error(request, request.images, form)
+    return _place_error(request, request.sounds, sounds) if sounds is not None else None
+
+
+def _place_error(
+    request: TokenizedGenerateReqInput, inputs: Sequence[Input], form: ImageFormat | SoundFormat
+) -> str | None:
     ids = unpack_ints(request.input_ids)
+    noun = "an image" if isinstance(form, ImageFormat) else "a sound"
     end = 0
-    for each in request.images:
+    for each in inputs:
         before, end = end, each.first + each.tokens
         if len(each.sha256) != _HASH_BYTES or not before <= each.first < end <= len(ids):
-            return "an image has no place in the prompt"
-        if each.tokens > form.max_tokens or not form.fits(each.height, each.width):
-            return "an image has a size that the model does not take"
+            return f"{noun} has no place in the prompt"
+        if each.tokens > form.max_tokens or (count := _embeddings(each, form)) is None:
+            return f"{noun} has a size that the model does not take"
         own = list(ids[each.first : end])
-        if {own[0], own[-1]} != {form.token_id} or own.count(form.token_id) != form.embeddings(each.height, each.width):
-            return "an image is not in the place of placeholder tokens"
+        if {own[0], own[-1]} != {form.token_id} or own.count(form.token_id) != count:
+            return f"{noun} is not in the place of placeholder tokens"
+    return None
+
+
+def _embeddings(each: Input, form: ImageFormat | SoundFormat) -> int | None:
+    """Return the number of embeddings of an input; None if it has a size that the model does not take."""
+    if isinstance(each, ImageInput) and isinstance(form, ImageFormat):
+        return form.embeddings(each.height, each.width) if form.fits(each.height, each.width) else None
+    if isinstance(each, SoundInput) and isinstance(form, SoundFormat):
+        return form.embeddings(each.samples) if form.fits(each.samples) else None
     return None

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tercet.protocol.messages.audio import SoundFormat
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.values import Logprobs, MemoryTag, SamplingParams
 from tercet.scheduler.core.places.loads import AdapterLoad, AudioCapacity, AudioLoad, PlannedAudio
@@ -44,6 +45,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of an image see each other, so one step computes all that are not cached."""
     audio: AudioCapacity | None = None
     """Audio of each request; None if the model takes none."""
+    sounds: SoundFormat | None = None
+    """Form of sounds in prompts; None if the model takes none."""
 
     @property
     def excess_tokens(self) -> int:
@@ -52,9 +55,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """Image whose embeddings take the place of placeholder tokens among the `tokens` from `first` on.
+    """Image or sound whose embeddings take the place of placeholder tokens among the `tokens` from `first` on.
 
-    Equal images of one namespace have the same `number`.
+    Equal images of one namespace have the same `number`. Height and width of a sound are 0.
     """
 
     number: int

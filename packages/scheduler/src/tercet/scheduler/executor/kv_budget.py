@@ -22,7 +22,7 @@ from tercet.scheduler.executor.graphs.warmup import (
 )
 from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
 from tercet.scheduler.executor.media.audio import StepAudio
-from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.prompt_media import LoadedMedia
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.state_pool import StatePool
@@ -111,7 +111,7 @@ class KVBudget:
     shapes: Mapping[int, KVShape]
     device: torch.device
     shard: Shard
-    images: LoadedImages | None = None
+    images: LoadedMedia | None = None
     audio: StepAudio | None = None
 
     def longest_context(self) -> int:

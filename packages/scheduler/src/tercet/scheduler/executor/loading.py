@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
@@ -20,7 +21,9 @@ from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.chunked_model import report_layers
 from tercet.scheduler.executor.media.audio import LoadedAudio
 from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.prompt_media import LoadedMedia
 from tercet.scheduler.executor.media.shared_embeddings import SharedEmbeddings
+from tercet.scheduler.executor.media.sounds import LoadedSounds
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
@@ -67,8 +70,8 @@ class LoadedModel(NamedTuple):
     model: Model
     adapters: LoRABank | None = None
     """Memory of the adapters; None if the model cannot run any."""
-    images: LoadedImages | None = None
-    """None if the model takes none."""
+    images: LoadedMedia | None = None
+    """Images or sounds in prompts; None if the model takes none."""
     rotary: Rotary | None = None
     """The rotation of most layers; None for a model without, or on transformers' own modules."""
     audio: LoadedAudio | None = None
@@ -187,14 +190,20 @@ def load_model(
 
 def load_images(
     options: WorkerOptions, config: DecoderShape, device: torch.device, *, native: bool, shard: Shard, advance: Advance
-) -> LoadedImages | None:
-    """Load the vision tower, which only rank 0 has.
+) -> LoadedMedia | None:
+    """Load the tower of images, which only rank 0 has, or of sounds, which need one rank.
 
-    Return None if the model takes no images, or has no weights or several pipeline stages.
+    Return None if the model takes neither, or has no weights or several pipeline stages.
     """
     if not isinstance(config, ModelConfig) or options.load_format == "dummy":
         return None
-    model = family_of(config.architecture).images(options.model)
+    family = family_of(config.architecture)
+    if (sounds := family.sounds(options.model)) is not None and shard.is_whole:
+        heard = load_tower(sounds, options.checkpoint, config.dtype, device)
+        if device.type == "cpu":
+            _prepare_for_cpu(heard, config.dtype, native=native, advance=advance)
+        return LoadedSounds(sounds, heard)
+    model = family.images(options.model)
     if model is None:
         return None
     if shard.stage.count > 1:
@@ -208,10 +217,7 @@ def load_images(
         return LoadedImages(model, None, shared)
     tower = load_tower(model, options.checkpoint, config.dtype, device)
     if device.type == "cpu":
-        report_layers(tower, advance)
-        if native and not unsupported_dtype(config.dtype, "weights"):
-            use_native_linears(tower, load_library())
-        slice_work(tower)
+        _prepare_for_cpu(tower, config.dtype, native=native, advance=advance)
     return LoadedImages(model, tower, shared)
 
 
@@ -229,11 +235,16 @@ def load_audio(
         raise ValueError(f"load_format dummy: {config.architecture} needs the weights of its encoder")
     encoder = load_encoder(audio, options.checkpoint, config.dtype, device)
     if device.type == "cpu":
-        report_layers(encoder, advance)
-        if native and not unsupported_dtype(config.dtype, "weights"):
-            use_native_linears(encoder, load_library())
-        slice_work(encoder)
+        _prepare_for_cpu(encoder, config.dtype, native=native, advance=advance)
     return LoadedAudio.of(audio, encoder, model)
+
+
+def _prepare_for_cpu(encoder: nn.Module, dtype: torch.dtype, *, native: bool, advance: Advance) -> None:
+    """Let an encoder report its layers, use native kernels and compute in slices of time."""
+    report_layers(encoder, advance)
+    if native and not unsupported_dtype(dtype, "weights"):
+        use_native_linears(encoder, load_library())
+    slice_work(encoder)
 
 
 def _bank(

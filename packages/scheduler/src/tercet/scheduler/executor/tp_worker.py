@@ -37,7 +37,7 @@ from tercet.scheduler.executor.loading import (
 )
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.media.audio import AudioMemory, StepAudio
-from tercet.scheduler.executor.media.images import ImageStore, step_images
+from tercet.scheduler.executor.media.prompt_media import array_store, step_images
 from tercet.scheduler.executor.media.step_media import step_media
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
@@ -116,7 +116,7 @@ class TpModelWorker:
             self._pool = KVPool(groups, device, spare=spare, scales=scales, page_size=options.page_size)
             self._states = state_pool_of(options, config, shard, sizes.snapshots, device)
         log_cache(self._pool, self._states, options)
-        self.images = None if loaded.images is None else ImageStore()
+        self.images = array_store(loaded.images)
         self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)
         with require_memory("steps beside the KV cache, lower kv_cache_bytes or the slots"):
             self._runner = self._runner_of(loaded)

@@ -7,6 +7,8 @@ from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.media.audio import AudioMemory
 from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.prompt_media import LoadedMedia
+from tercet.scheduler.executor.media.sounds import LoadedSounds
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -24,7 +26,7 @@ def capacity_of(
     pool: KVPool,
     states: StatePool | None,
     grammars: SlotGrammars | None,
-    images: LoadedImages | None,
+    images: LoadedMedia | None,
     audio: AudioMemory | None,
 ) -> Capacity:
     """Return the limits that the core must know."""
@@ -38,7 +40,8 @@ def capacity_of(
         eos_token_ids=list(ends),
         grammars=grammars.name if grammars else "",
         adapters=options.max_loras,
-        images=images and images.model.form,
+        images=images.model.form if isinstance(images, LoadedImages) else None,
+        sounds=images.model.form if isinstance(images, LoadedSounds) else None,
         whole_images=images is not None and images.model.whole,
         audio=audio and audio.capacity,
     )

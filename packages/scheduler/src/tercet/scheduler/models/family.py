@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tercet.scheduler.models.audio.audio_model import AudioModel
+from tercet.scheduler.models.audio.sound_model import SoundModel
 from tercet.scheduler.models.config.family_config import FamilyConfig
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, build_decoder
@@ -31,6 +32,8 @@ class ModelFamily(FamilyConfig):
     """Returns the images that the model in a directory takes."""
     audio: Callable[[Path], AudioModel | None] = lambda _: None
     """Returns the audio that the model in a directory takes."""
+    sounds: Callable[[Path], SoundModel | None] = lambda _: None
+    """Returns the sounds that the model in a directory takes in prompts. Such a model takes no images."""
     not_native: str = ""
     """The reason why native kernels cannot run any of its models; empty if they can."""
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.protocol.backlog import Outgoing
-from tercet.protocol.messages.audio import AudioInput
+from tercet.protocol.messages.audio import AudioInput, SoundInput
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
@@ -53,6 +53,7 @@ def request(
     prediction: Sequence[int] = (),
     images: Sequence[ImageInput] = (),
     audio: AudioInput | None = None,
+    sounds: Sequence[SoundInput] = (),
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
     """Return a request in the form that a frontend sends."""
@@ -74,6 +75,7 @@ def request(
         prediction=pack_ints(prediction),
         images=list(images),
         audio=audio,
+        sounds=list(sounds),
     )
 
 

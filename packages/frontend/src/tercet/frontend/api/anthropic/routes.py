@@ -87,7 +87,7 @@ class AnthropicServingMessages:
         body = await read_model(request, CountTokens, self._body_limit)
         model = await self._manager.adapters.model(body.model)
         plan = await self._plan(body, GenerationOptions(param_names=_NAMES), model)
-        ids = await tokenize(self._manager.images, plan.request.prompt, model)
+        ids = await tokenize(self._manager, plan.request.prompt, model)
         return json_response({"input_tokens": len(ids)})
 
     async def _plan(self, body: Prompted, options: GenerationOptions, model: ServedModel) -> ChatPlan:

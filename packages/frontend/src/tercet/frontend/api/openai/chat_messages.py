@@ -36,6 +36,21 @@ class ImagePart(Strict):
     prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
 
 
+class InputAudio(Strict):
+    """Sound in base64. The file itself says what it is."""
+
+    data: Annotated[str, Field(max_length=MAX_URL_LENGTH)]
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Strict):
+    """Sound in a message of the user."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
+
+
 class RefusalPart(Strict):
     """Refusal in an earlier answer."""
 
@@ -45,7 +60,8 @@ class RefusalPart(Strict):
 
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=4096)]
 SeenPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
-SeenContent = Text | Annotated[list[SeenPart], Field(min_length=1, max_length=4096)]
+UserPart = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
+UserContent = Text | Annotated[list[UserPart], Field(min_length=1, max_length=4096)]
 Result = Text | Annotated[list[SeenPart], Field(max_length=4096)]
 """Result of a tool, which may have no parts."""
 SaidPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
@@ -75,7 +91,7 @@ class UserMessage(ChatMessage):
     """Message of the user."""
 
     role: Literal["user"]
-    content: SeenContent
+    content: UserContent
     name: Name | None = None
 
 
@@ -163,11 +179,15 @@ Message = Annotated[
 ]
 
 
+_MEDIA = {"user": ("image_url", "input_audio"), "tool": ("image_url",)}
+"""Types of parts besides text, by role."""
+
+
 def _check_text_only(messages: object) -> object:
     for place, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            images = ("image_url",) if message.get("role") in ("user", "tool") else ()
-            refuse_non_text(message.get("content"), f"messages[{place}].content", images=images)
+            taken = _MEDIA.get(str(message.get("role")), ())
+            refuse_non_text(message.get("content"), f"messages[{place}].content", images=taken)
     return messages
 
 

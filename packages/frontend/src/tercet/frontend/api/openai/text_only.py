@@ -1,4 +1,4 @@
-"""Refusal of audio and files, because the models read text and images only, and of images in other places."""
+"""Refusal of files and videos, because models read text, images and audio only, and of these in other places."""
 
 from collections.abc import Collection
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 
+from tercet.frontend.manager.inputs.images import images_in, sounds_in
 from tercet.frontend.manager.req_state import Generation
 
 
@@ -19,8 +20,10 @@ def usage(
     if ended and (predicted := generation.prediction_tokens()):
         details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = predicted
     of_prompt = {"cached_tokens": generation.cached_tokens}
-    if generation.image_tokens:
-        of_prompt["image_tokens"] = generation.image_tokens
+    places = [place for state in generation.states for place in state.places]
+    for kind, own in (("image_tokens", images_in(places)), ("audio_tokens", sounds_in(places))):
+        if own:
+            of_prompt[kind] = sum(place.tokens for place in own)
     return {
         "prompt_tokens": generation.prompt_tokens,
         "completion_tokens": output,

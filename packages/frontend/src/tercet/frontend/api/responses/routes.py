@@ -118,7 +118,7 @@ class OpenAIServingResponses:
         """Return the number of prompt tokens of a response."""
         body = await read_model(request, TokenCount, self._body_limit)
         plan, model = await self._drafter.prompt(caller_of(request).owner, body)
-        ids = await tokenize(self._manager.images, plan.request.prompt, model)
+        ids = await tokenize(self._manager, plan.request.prompt, model)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @property

@@ -93,7 +93,7 @@ class GenerateRoutes:
         body = await read_model(request, self._tokenize, self._body_limit)
         model = await self._manager.adapters.model_or_first(body.model)
         several = isinstance(body.prompt, list)
-        found = [await tokenize(self._manager.images, prompt, model) for prompt in prompts_of(body, model)]
+        found = [await tokenize(self._manager, prompt, model) for prompt in prompts_of(body, model)]
         fields: dict[str, list[Any]] = {"tokens": found, "count": list(map(len, found))}
         if body.return_token_strs:
             fields["token_strs"] = [await model.spell(ids) for ids in found]

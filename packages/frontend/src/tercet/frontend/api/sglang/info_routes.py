@@ -117,7 +117,7 @@ class InfoRoutes:
                 "tool_call_parser": names.tools,
                 "disaggregation_mode": "null",
                 "has_image_understanding": model.limits.images is not None,
-                "has_audio_understanding": model.limits.audio is not None,
+                "has_audio_understanding": (model.limits.audio or model.limits.sounds) is not None,
             }
         )
 

@@ -13,7 +13,7 @@ from tercet.protocol.messages.values import (
     unpack_ints,
 )
 from tercet.scheduler.core.counters import CoreCounters
-from tercet.scheduler.core.images import ImageNumbers, PromptImages, image_error
+from tercet.scheduler.core.images import ImageNumbers, PromptImages, image_error, inputs_of
 from tercet.scheduler.core.intake.pending_aborts import PendingAborts
 from tercet.scheduler.core.intake.validation import audio_error, invalid_ids, request_error
 from tercet.scheduler.core.outputs import Outputs
@@ -37,7 +37,7 @@ class RequestIntake:
         counters: CoreCounters,
     ) -> None:
         self._vocab_size = capacity.vocab_size
-        self._images, self._whole_images = capacity.images, capacity.whole_images
+        self._images, self._sounds, self._whole_images = capacity.images, capacity.sounds, capacity.whole_images
         self._image_numbers = ImageNumbers()
         self._takes_audio = capacity.audio is not None
         self._reads_grammars = bool(capacity.grammars)
@@ -62,8 +62,7 @@ class RequestIntake:
         if any(req.attempt >= request.attempt for req in held.values()):
             self._counters.ignored += 1
             return
-        refused = self._refusal(request)
-        if refused is not None:
+        if (refused := self._refusal(request)) is not None:
             self._counters.rejected += 1
             outputs.send(source, refused)
             self._give_up(held, outputs)
@@ -147,8 +146,8 @@ class RequestIntake:
     ) -> Req:
         req = Req(request, source, index, output_ids, self._arrivals, at, number)
         self._arrivals += 1
-        if request.images and self._images is not None:
-            req.images = PromptImages(request.images, req.salt, self._image_numbers, whole=self._whole_images)
+        if inputs := inputs_of(request):
+            req.images = PromptImages(inputs, req.salt, self._image_numbers, whole=self._whole_images)
             req.images.write_keys(req.tokens)
         sampling = request.sampling
         req.end = req.prompt_tokens + sampling.max_new_tokens
@@ -171,7 +170,7 @@ class RequestIntake:
 
         if self.draining:
             return rejected("draining", "this scheduler is leaving", retry=True)
-        fault = request_error(request, self._vocab_size) or image_error(request, self._images)
+        fault = request_error(request, self._vocab_size) or image_error(request, self._images, self._sounds)
         fault = fault or audio_error(request, takes_audio=self._takes_audio)
         if fault is not None:
             return rejected("invalid_request", fault)
@@ -205,7 +204,7 @@ def _continues(req: Req, request: TokenizedGenerateReqInput, output_ids: Sequenc
         return False
     if req.salt != namespace_of(request):
         return False
-    if request.images != (req.images.inputs if req.images else []):
+    if inputs_of(request) != (req.images.inputs if req.images else []):
         return False
     known = req.ids()[: TOKEN * (req.prompt_tokens + count)]
     return known == bytes(request.input_ids) + pack_ints(output_ids)

@@ -14,7 +14,7 @@ from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.oom import lacks_memory
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.media.audio import StepAudio
-from tercet.scheduler.executor.media.images import LoadedImages
+from tercet.scheduler.executor.media.prompt_media import LoadedMedia
 from tercet.scheduler.executor.media.step_media import StepMedia
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
@@ -156,7 +156,7 @@ def one_page_runner(
     )
 
 
-def profile_run(runner: ModelRunner, plan: Plan, images: LoadedImages | None, audio: StepAudio | None) -> None:
+def profile_run(runner: ModelRunner, plan: Plan, images: LoadedMedia | None, audio: StepAudio | None) -> None:
     """Run the largest plan: only its memory matters.
 
     An image or an audio clip is encoded before, as it is within steps. Raise torch.OutOfMemoryError if it does not fit.

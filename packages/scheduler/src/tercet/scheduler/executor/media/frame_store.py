@@ -12,7 +12,7 @@ class FrameStore:
     """
 
     def __init__(self, kind: str, most_bytes: int) -> None:
-        self._kind = kind
+        self.kind = kind
         self._most_bytes = most_bytes
         self._bytes = 0
         self._frames: dict[bytes, Frame] = {}
@@ -22,7 +22,7 @@ class FrameStore:
         new = {sha256: frame for sha256, frame in frames.items() if sha256 not in self._frames}
         total = self._bytes + sum(memoryview(frame).nbytes for frame in new.values())
         if total > self._most_bytes:
-            return f"too many {self._kind} are held"
+            return f"too many {self.kind} are held"
         self._bytes = total
         self._frames.update(new)
         return ""

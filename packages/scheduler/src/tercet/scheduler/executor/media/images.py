@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from tercet.protocol.messages.media import (
     FilledPixels,
     FixedSize,
     ImageFormat,
-    ImageInput,
     LongestEdge,
     PixelRange,
 )
+from tercet.scheduler.core.images import Input
 from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_tokens
 from tercet.scheduler.executor.media.embedding_cache import EmbeddingCache
 from tercet.scheduler.executor.media.frame_store import FrameStore
@@ -29,7 +29,6 @@ from tercet.scheduler.executor.media.image_positions import ImagePositions
 from tercet.scheduler.executor.media.shared_embeddings import SharedEmbeddings
 from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.slot_tables import StepInputs
-from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 
 MOST_ARRAY_BYTES = 4 << 30
@@ -74,21 +73,29 @@ def _largest(form: ImageFormat) -> tuple[int, int]:
     return side, side
 
 
-Tower = Callable[[torch.Tensor], torch.Tensor]
-"""Embeddings [embeddings, hidden] of an array uint8 [height, width, 3]."""
+ArrayT = TypeVar("ArrayT")
+"""Image, uint8 [height, width, 3], or samples of a sound."""
 
 
-class ImageStore(FrameStore):
+class ArrayStore(FrameStore, Generic[ArrayT]):
+    """Arrays of the images or sounds of requests."""
+
+    def add(self, images: Sequence[Input], frames: Sequence[Frame]) -> str:
+        """Keep the arrays of a request. Return a fault, or an empty text."""
+        if [memoryview(frame).nbytes for frame in frames] != [each.array_bytes for each in images]:
+            return f"the arrays do not fit the {self.kind}"
+        return self.keep({each.sha256: frame for each, frame in zip(images, frames, strict=True)})
+
+    def array(self, image: PlannedImage) -> ArrayT:
+        """Return an array. Raise KeyError if it was never added or is dropped."""
+        raise NotImplementedError
+
+
+class ImageStore(ArrayStore[torch.Tensor]):
     """Arrays of the images of requests."""
 
     def __init__(self, most_bytes: int = MOST_ARRAY_BYTES) -> None:
         super().__init__("images", most_bytes)
-
-    def add(self, images: Sequence[ImageInput], frames: Sequence[Frame]) -> str:
-        """Keep the arrays of a request. Return a fault, or an empty text."""
-        if [memoryview(frame).nbytes for frame in frames] != [each.array_bytes for each in images]:
-            return "the arrays do not fit the images"
-        return self.keep({each.sha256: frame for each, frame in zip(images, frames, strict=True)})
 
     def array(self, image: PlannedImage) -> torch.Tensor:
         """Return an array, uint8 [height, width, 3]. Raise KeyError if it was never added or is dropped."""
@@ -111,13 +118,13 @@ class _Part(NamedTuple):
     places: "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
-class StepImages:
-    """The images of each slot, and embeddings of images that were used last."""
+class StepImages(Generic[ArrayT]):
+    """The images or sounds of each slot, and embeddings of images that were used last."""
 
     def __init__(
         self,
-        tower: Tower | None,
-        store: ImageStore,
+        tower: Callable[[ArrayT], torch.Tensor] | None,
+        store: ArrayStore[ArrayT],
         token_id: int,
         device: torch.device,
         *,
@@ -129,7 +136,8 @@ class StepImages:
     ) -> None:
         """Create the images of steps; `positions` are those of a model in which they have several parts.
 
-        Embeddings that were used last are kept: see `EmbeddingCache`. Without a tower, they are `shared` by rank 0.
+        `tower` returns the embeddings [embeddings, hidden] of an array. Embeddings that were used last are kept: see
+        `EmbeddingCache`. Without a tower, they are `shared` by rank 0.
         """
         self._tower = tower
         self._store = store
@@ -221,24 +229,3 @@ class StepImages:
         for number, embeddings in new.items():
             self._embeddings.add(number, embeddings)
         return torch.cat(vectors)
-
-
-def step_images(
-    loaded: LoadedImages | None, rotary: Rotary | None, store: ImageStore | None, device: torch.device
-) -> StepImages | None:
-    """Return the images of a model's steps; None if it takes none."""
-    if loaded is None or store is None:
-        return None
-    form, positions = loaded.model.form, None
-    if rotary is not None and rotary.parts is not None:
-        positions = ImagePositions(rotary, form.patch, device)
-    return StepImages(
-        loaded.tower,
-        store,
-        form.token_id,
-        device,
-        whole=loaded.model.whole,
-        positions=positions,
-        largest=form.max_tokens,
-        shared=loaded.shared,
-    )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ class StepMedia:
 
     def __init__(
         self,
-        images: StepImages | None,
+        images: StepImages[Any] | None,
         audio: StepAudio | None,
         *,
         sliced: bool,
@@ -117,6 +118,6 @@ class StepMedia:
         return None if self._images is None else self._images.unread(slot, computed)
 
 
-def step_media(images: StepImages | None, audio: StepAudio | None, device: torch.device) -> StepMedia | None:
+def step_media(images: StepImages[Any] | None, audio: StepAudio | None, device: torch.device) -> StepMedia | None:
     """Return the images and audio of a model's steps; None if it takes neither."""
     return None if images is None and audio is None else StepMedia(images, audio, sliced=device.type == "cpu")

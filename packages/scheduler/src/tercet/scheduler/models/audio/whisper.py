@@ -35,7 +35,7 @@ def audio_model(directory: Path) -> AudioModel:
     config = read_json(directory / "config.json")
     generation_file = directory / "generation_config.json"
     generation = {**config, **(read_json(generation_file) if generation_file.is_file() else {})}
-    sizes = _sizes(directory)
+    sizes = feature_sizes(directory)
     positions = Fields(config).count("max_source_positions", 1500)
     rate, hop = sizes["sampling_rate"], sizes["hop_length"]
     if sizes["chunk_length"] * rate != positions * _STRIDE * hop:
@@ -52,7 +52,7 @@ def audio_model(directory: Path) -> AudioModel:
     )
 
 
-def _sizes(directory: Path) -> dict[str, int]:
+def feature_sizes(directory: Path) -> dict[str, int]:
     """Return the sizes of the feature extractor, which transformers 5 writes into a file with the tokenizer's."""
     given: Any = {}
     if (directory / _FILE).is_file():

@@ -14,20 +14,22 @@ WRAPPER_FIELDS = field_table(
     "auto_map text_config",
     without_effect=dict.fromkeys(
         names(
-            "architecture attention_chunk_size attention_context_left attention_context_right "
-            "attention_invalid_logits_value attention_logit_cap audio_config audio_soft_tokens_per_image "
-            "audio_token_id boa_token_id boi_token_id boi_token_index conf_attention_chunk_size "
-            "conf_attention_context_left conf_attention_context_right conf_attention_logit_cap conf_conv_kernel_size "
-            "conf_num_attention_heads conf_num_hidden_layers conf_reduction_factor conf_residual_weight "
-            "conv_kernel_size deepstack_visual_indexes depth do_pooling downsample_ratio embed_dim eoa_token_id "
-            "eoa_token_index eoi_token_id eoi_token_index fullatt_block_indexes gradient_clipping hidden_dropout_prob "
-            "image_seq_length image_size image_token_id image_token_index in_channels input_feat_size layer_norm_eps "
-            "layer_scale_init_value merge_kernel_size mlp_ratio mm_tokens_per_image model_args "
-            "multi_modal_projector_bias multimodal_projector_bias norm_eps norm_type num_channels num_heads "
-            "num_position_embeddings out_hidden_size output_proj_dims patch_size pixel_shuffle_ratio "
-            "pooling_kernel_size pos_emb_height pos_emb_time pos_emb_width position_embedding_size projection_dropout "
-            "projection_hidden_size projection_layer_norm_eps projector_dropout projector_hidden_act "
-            "projector_input_dim projector_output_dim residual_weight scale_factor spatial_merge_size "
+            "activation_dropout activation_function architecture attention_chunk_size attention_context_left "
+            "attention_context_right attention_invalid_logits_value attention_logit_cap audio_config "
+            "audio_soft_tokens_per_image audio_token_id audio_token_index boa_token_id boi_token_id boi_token_index "
+            "conf_attention_chunk_size conf_attention_context_left conf_attention_context_right "
+            "conf_attention_logit_cap conf_conv_kernel_size conf_num_attention_heads conf_num_hidden_layers "
+            "conf_reduction_factor conf_residual_weight conv_kernel_size d_model deepstack_visual_indexes depth "
+            "do_pooling downsample_ratio dropout embed_dim encoder_attention_heads encoder_ffn_dim encoder_layerdrop "
+            "encoder_layers eoa_token_id eoa_token_index eoi_token_id eoi_token_index fullatt_block_indexes "
+            "gradient_clipping hidden_dropout_prob ignore_index image_seq_length image_size image_token_id "
+            "image_token_index in_channels input_feat_size layer_norm_eps layer_scale_init_value max_source_positions "
+            "merge_kernel_size mlp_ratio mm_tokens_per_image model_args multi_modal_projector_bias "
+            "multimodal_projector_bias norm_eps norm_type num_channels num_heads num_mel_bins num_position_embeddings "
+            "out_hidden_size output_proj_dims patch_size pixel_shuffle_ratio pooling_kernel_size pos_emb_height "
+            "pos_emb_time pos_emb_width position_embedding_size projection_dropout projection_hidden_size "
+            "projection_layer_norm_eps projector_dropout projector_hidden_act projector_input_dim "
+            "projector_output_dim residual_weight scale_embedding scale_factor spatial_merge_size "
             "sscp_conv_channel_size sscp_conv_group_norm_eps sscp_conv_kernel_size sscp_conv_stride_size standardize "
             "subsampling_conv_channels temporal_patch_size tokens_per_second use_absolute_position_embeddings "
             "use_clipped_linears use_mask_token use_mean_pooling use_qk_norm video_token_id vision_config "
@@ -40,6 +42,15 @@ WRAPPER_FIELDS = field_table(
 """Fields of models that read more than text, beside those of the text model."""
 
 _SIZES: Mapping[str, Mapping[str, int]] = {
+    "Qwen2ForCausalLM": {
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "max_position_embeddings": 32_768,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 151_936,
+    },
     "LlamaForCausalLM": {
         "hidden_size": 4096,
         "intermediate_size": 11_008,
@@ -58,7 +69,7 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
         "vocab_size": 32_000,
     },
 }
-"""transformers' defaults, which the `text_config` of LLaVA's and Pixtral's checkpoints leaves out."""
+"""transformers' defaults, which the `text_config` of LLaVA's, Pixtral's and Qwen2-Audio's checkpoints leaves out."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

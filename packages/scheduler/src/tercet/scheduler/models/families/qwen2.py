@@ -1,5 +1,6 @@
-"""Qwen2 and Qwen2.5, also those that read images: biases of queries, keys and values, and none of the output."""
+"""Qwen2 and Qwen2.5, some of which read images or hear: biases of queries, keys and values, and none of the output."""
 
+from tercet.scheduler.models.audio import qwen2_audio
 from tercet.scheduler.models.config.attention_windows import Windows, from_max_window_layers
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields
@@ -21,6 +22,7 @@ FAMILIES = (
         defaults=ConfigDefaults(attention_bias=None, output_bias=None),
         windows=Windows(usual=4096, switched=True, pattern=from_max_window_layers(28)),
         images=wrappers.image_model,
+        sounds=qwen2_audio.sound_model,
     ),
     ModelFamily(
         architectures=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),

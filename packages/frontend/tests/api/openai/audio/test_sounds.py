@@ -1,0 +1,163 @@
+"""Sounds in chat messages reach schedulers as samples, in their places among the tokens."""
+
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import msgspec
+import numpy as np
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+pytest.importorskip("soundfile")
+pytest.importorskip("soxr")
+
+from packages.frontend.tests.media.audio_files import flac_claiming, saved, voice, wav_claiming
+from packages.frontend.tests.media.resending import sent_twice
+from packages.frontend.tests.media.seeing import image, seeing, text, user
+from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.protocol.messages.audio import SoundFormat
+from tercet.protocol.messages.values import ModelLimits, unpack_ints
+
+OpenAIOf = Callable[..., openai.AsyncOpenAI]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+CAT, DOG = (saved(voice(seconds, seed=3)) for seconds in (0.5, 0.25))
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if 'audio' in part %}Audio: <s></s>\n{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+)
+
+
+def sound(file: bytes, kind: str = "wav") -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(file).decode(), "format": kind}}
+
+
+@pytest.fixture
+def engine(
+    engine_of: Callable[..., FakeEngine], files: dict[str, bytes], limits: ModelLimits, tokenizer: Tokenizer
+) -> FakeEngine:
+    """Return an engine whose model hears a second."""
+    form = SoundFormat(
+        rate=16_000, hop=160, samples=16_000, marker="</s>", token="</s>", token_id=tokenizer.token_to_id("</s>") or 0
+    )
+    files = {**files, "chat_template.jinja": TEMPLATE.encode()}
+    return engine_of(files=files, limits=msgspec.structs.replace(limits, sounds=form))
+
+
+@pytest.fixture
+async def served(engine: FakeEngine) -> AsyncIterator[Served]:
+    async with serving(engine) as running:
+        yield running
+
+
+async def test_sounds_travel_with_their_places(served: Served, engine: FakeEngine, openai_of: OpenAIOf) -> None:
+    messages: Any = [
+        {"role": "system", "content": "Listen."},
+        user(text("a </s> "), sound(CAT), text("and"), sound(DOG)),
+        {"role": "assistant", "content": "Both."},
+        user(sound(CAT)),
+    ]
+    client = openai_of(served)
+    answer = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=9)
+    assert answer.choices[0].message.content == "Hello world!"
+    [request], [frames] = engine.requests(), engine.frames
+    ids = list(unpack_ints(request.input_ids))
+    assert engine.limits.sounds is not None
+    placeholder = engine.limits.sounds.token_id
+    assert [each.tokens for each in request.sounds] == [12, 6, 12]
+    assert ids.count(placeholder) == 30, "what the client writes stays text"
+    for each in request.sounds:
+        assert ids[each.first : each.first + each.tokens] == [placeholder] * each.tokens
+    samples = [(voice(seconds, seed=3)[:, 0] * 32_768).round().astype(np.int16) for seconds in (0.5, 0.25, 0.5)]
+    heard = [np.frombuffer(frame, np.int16) for frame in frames]
+    assert [len(each) for each in heard] == [8000, 4000, 8000]
+    assert all(np.abs(one - other.astype(int)).max() <= 1 for one, other in zip(heard, samples, strict=True))
+    assert [each.sha256 for each in request.sounds] == [hashlib.sha256(frame).digest() for frame in frames]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.audio_tokens == 30
+    counted = await client.post("/../tokenize", body={"model": "tiny", "messages": messages}, cast_to=object)
+    assert isinstance(counted, dict)
+    assert counted["count"] == len(ids) == answer.usage.prompt_tokens
+
+
+async def test_a_request_is_sent_again_with_its_sounds(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    body = {"model": "tiny", "messages": [user(sound(CAT))], "max_tokens": 4}
+    first, again = await sent_twice(engine, http_of(served).post("/v1/chat/completions", json=body))
+    assert again.sounds == first.sounds
+
+
+async def test_schedulers_that_hear_nothing_get_no_sounds(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    engine.limits = msgspec.structs.replace(engine.limits, sounds=None)
+    engine.scheduler_up("scheduler-1")
+    for _ in range(4):
+        body = {"model": "tiny", "messages": [user(sound(CAT))], "max_tokens": 4}
+        assert (await http_of(served).post("/v1/chat/completions", json=body)).status_code == 200
+    assert {peer for peer, message in engine.sent if message in engine.requests()} == {"scheduler-0"}
+
+
+REFUSED = {
+    "no audio": (b"no audio", "none of WAV, FLAC, OGG, MP3"),
+    "a header that ends early": (CAT[:20], "damaged"),
+    "a claim of hours": (flac_claiming(saved(voice(1), kind="FLAC"), 16_000 * 9000), "at most 7200 are read"),
+    "more than the model hears": (saved(voice(1.5)), "at most 1 s"),
+    "less than a token": (saved(voice(0.015)), "at least 0.020 s"),
+    "no samples": (wav_claiming(CAT, 0)[:44], "no samples"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_bad_sound_is_named(served: Served, engine: FakeEngine, http_of: HttpOf, name: str) -> None:
+    file, why = REFUSED[name]
+    body = {"model": "tiny", "messages": [user(text("hear"), sound(file))]}
+    answer = await http_of(served).post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "messages[0].content[1]", "invalid_audio")
+    assert why in error["message"]
+    assert engine.requests() == []
+
+
+async def test_text_that_is_no_base64_is_refused(served: Served, http_of: HttpOf) -> None:
+    part = {"type": "input_audio", "input_audio": {"data": "no base64!", "format": "wav"}}
+    answer = await http_of(served).post("/v1/chat/completions", json={"model": "tiny", "messages": [user(part)]})
+    assert answer.status_code == 400
+    assert "it is no base64" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([user(*[sound(DOG)] * 33)], "messages"),
+        ([user(sound(CAT, "flac"))], "messages[0].content[0].input_audio.format"),
+        ([{"role": "system", "content": [sound(CAT)]}], "messages[0].content[0]"),
+        ([user(image("data:image/png;base64,AAAA"))], "messages[0].content[0]"),
+    ],
+)
+async def test_other_parts_are_refused_by_name(
+    served: Served, http_of: HttpOf, messages: list[Any], param: str
+) -> None:
+    answer = await http_of(served).post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_models_that_hear_nothing_say_so(
+    engine_of: Callable[..., FakeEngine],
+    files: dict[str, bytes],
+    limits: ModelLimits,
+    tokenizer: Tokenizer,
+    http_of: HttpOf,
+) -> None:
+    known = {"text only": engine_of(), "text and images only": seeing(engine_of, files, limits, tokenizer)}
+    for reads, engine in known.items():
+        async with serving(engine) as served:
+            body = {"model": "tiny", "messages": [user(text("hear"), sound(CAT))]}
+            answer = await http_of(served).post("/v1/chat/completions", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "unsupported_parameter")
+        assert error["param"] == "messages[0].content[1]"
+        assert f"takes {reads}" in error["message"]

@@ -1,0 +1,40 @@
+"""Images or sounds in the prompts of a model: its tower, the arrays, and their steps."""
+
+from typing import Any
+
+import torch
+
+from tercet.scheduler.executor.media.image_positions import ImagePositions
+from tercet.scheduler.executor.media.images import ArrayStore, ImageStore, LoadedImages, StepImages
+from tercet.scheduler.executor.media.sounds import LoadedSounds, SoundStore
+from tercet.scheduler.models.layers.layers import Rotary
+
+LoadedMedia = LoadedImages | LoadedSounds
+
+
+def array_store(loaded: LoadedMedia | None) -> ArrayStore[Any] | None:
+    """Return an empty store of the arrays that a model takes; None if it takes none."""
+    if loaded is None:
+        return None
+    return ImageStore() if isinstance(loaded, LoadedImages) else SoundStore()
+
+
+def step_images(
+    loaded: LoadedMedia | None, rotary: Rotary | None, store: ArrayStore[Any] | None, device: torch.device
+) -> StepImages[Any] | None:
+    """Return the images or sounds of a model's steps; None if it takes none."""
+    if loaded is None or store is None:
+        return None
+    form, positions = loaded.model.form, None
+    if isinstance(loaded, LoadedImages) and rotary is not None and rotary.parts is not None:
+        positions = ImagePositions(rotary, loaded.model.form.patch, device)
+    return StepImages(
+        loaded.tower,
+        store,
+        form.token_id,
+        device,
+        whole=loaded.model.whole,
+        positions=positions,
+        largest=form.max_tokens,
+        shared=loaded.shared if isinstance(loaded, LoadedImages) else None,
+    )

@@ -1,0 +1,42 @@
+"""Sounds in prompts of a model that hears: their samples, and the tower that encodes them as if they were images."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tercet.scheduler.core.plan import PlannedImage
+from tercet.scheduler.executor.media.images import ArrayStore
+from tercet.scheduler.models.audio.audio_model import Samples
+from tercet.scheduler.models.audio.sound_model import SoundModel, SoundTower
+
+MOST_SAMPLE_BYTES = 1 << 30
+"""Samples of all held requests; further requests are refused."""
+
+
+class LoadedSounds(NamedTuple):
+    """Sounds of a loaded model, and the tower that encodes them."""
+
+    model: SoundModel
+    tower: SoundTower
+
+    @property
+    def excess_tokens(self) -> int:
+        """Return 0: a step may cut a sound."""
+        return 0
+
+    @torch.inference_mode()
+    def encode_blank(self) -> None:
+        """Encode the longest sound, for the memory that this takes."""
+        self.tower(np.zeros(self.model.form.samples, np.int16))
+
+
+class SoundStore(ArrayStore[Samples]):
+    """Samples of the sounds of requests."""
+
+    def __init__(self, most_bytes: int = MOST_SAMPLE_BYTES) -> None:
+        super().__init__("sounds", most_bytes)
+
+    def array(self, image: PlannedImage) -> Samples:
+        """Return the samples of a sound. Raise KeyError if they were never added or are dropped."""
+        return np.frombuffer(self.frame(image.sha256), "<i2").astype(np.int16)

@@ -1,0 +1,179 @@
+"""Tiny random models that hear, whole from WAV files to answers, here and in transformers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer
+
+from packages.scheduler.tests.conftest import write_tokenizer
+from tercet.frontend.manager.inputs.images import placed_images
+from tercet.frontend.media.audio_pipe import ReadAudio
+from tercet.frontend.media.audio_worker import audio_windows
+from tercet.frontend.media.prompt_media import replacement_of
+from tercet.frontend.media.sound_decoder import DecodedSound
+from tercet.frontend.model.prompts import TextPrompt
+from tercet.protocol.messages.audio import SoundFormat
+from tests.integration.image_families import ANSWER, FIRST_MARK, TEXT, Parts, Prompt, Run
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'audio' %}"
+    "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MARKS = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+SECONDS = 2
+"""Length of the longest sound. The features of published models are of 30 s."""
+LENGTHS = {"shortest": 321, "short": 5003, "odd": 16_417, "tone": 20_000, "longest": 32_000}
+"""Samples of sounds."""
+
+
+def sound(name: str) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
+    """Return the samples of a sound: a tone with noise."""
+    count = LENGTHS[name]
+    noise = np.random.default_rng(count).normal(0, 2000, count)
+    samples: np.ndarray[tuple[int], np.dtype[np.int16]] = np.empty(count, np.int16)
+    samples[:] = 9000 * np.sin(np.arange(count) * (0.01 + count / 2e5)) + noise
+    return samples
+
+
+def wav(name: str, rate: int = 16_000) -> bytes:
+    file = BytesIO()
+    soundfile.write(file, sound(name), rate, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """Model that hears, and the way to its inputs in transformers."""
+
+    architecture: str
+    config: Mapping[str, Any]
+    """Fields of config.json beside `text_config`."""
+    inputs: Callable[[Any, Sequence[str]], dict[str, torch.Tensor]]
+    """Inputs of transformers' model, for a feature extractor and sounds."""
+
+    def write(self, directory: Path) -> Path:
+        """Write the same checkpoint every time."""
+        kind = getattr(transformers, self.architecture)
+        config = kind.config_class(text_config={**TEXT, "model_type": "qwen2"}, **self.config)
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            model = kind(config)
+            for name, parameter in model.named_parameters():
+                if "norm" in name:
+                    torch.nn.init.normal_(parameter, 1.0, 0.3)
+                elif "audio_tower" in name or "projector" in name:
+                    torch.nn.init.normal_(parameter, 0.0, 0.3)
+                elif name.endswith("embed_tokens.weight"):
+                    torch.nn.init.normal_(parameter, 0.0, 0.5)
+            torch.nn.init.zeros_(model.lm_head.weight[FIRST_MARK:])  # no answer has tokens of sounds
+        model.save_pretrained(directory)
+        features = transformers.WhisperFeatureExtractor(
+            feature_size=config.audio_config.num_mel_bins, chunk_length=SECONDS
+        )
+        features.save_pretrained(directory)
+        write_tokenizer(directory)
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer.add_special_tokens([AddedToken(text, special=True) for text in MARKS])
+        assert tokenizer.token_to_id(MARKS[0]) == FIRST_MARK
+        tokenizer.save(str(directory / "tokenizer.json"))
+        (directory / "chat_template.jinja").write_text(TEMPLATE)
+        return directory
+
+
+class HearingRun(Run):
+    """Core over a real worker, which gets sounds as the frontend makes them."""
+
+    @property
+    def sounds(self) -> SoundFormat:
+        form = self.worker.capacity.sounds
+        assert form is not None
+        return form
+
+    def heard(self, name: str) -> DecodedSound:
+        order = ReadAudio(file=wav(name), rate=self.sounds.rate, window=self.sounds.samples, seconds=5)
+        [samples] = audio_windows(order)
+        array = samples.tobytes()
+        return DecodedSound(array=array, sha256=sha256(array).digest())
+
+    def prompt(self, parts: Parts) -> Prompt:
+        ids, sounds = [1], []
+        for part in parts:
+            if isinstance(part, str):
+                sounds.append(heard := self.heard(part))
+                text = replacement_of(heard, self.sounds)
+                ids += self.tokenizer.encode(text, add_special_tokens=False).ids
+            else:
+                ids += part
+        return Prompt(ids, placed_images(sounds, TextPrompt(text="", param="prompt"), ids, self.sounds))
+
+
+class HearingReference:
+    """transformers' `generate` and feature extractor."""
+
+    def __init__(self, family: Hearing, directory: Path) -> None:
+        self._family = family
+        self._directory = directory
+        self._known: dict[str, list[int]] = {}
+
+    @cached_property
+    def _model(self) -> Any:
+        kind = getattr(transformers, self._family.architecture)
+        return kind.from_pretrained(self._directory, attn_implementation="eager")
+
+    @torch.inference_mode()
+    def answer(self, run: HearingRun, parts: Parts, tokens: int = ANSWER) -> list[int]:
+        key = repr((tokens, parts))
+        if key not in self._known:
+            ids = torch.tensor([run.prompt(parts).ids])
+            sounds = [part for part in parts if isinstance(part, str)]
+            features = transformers.WhisperFeatureExtractor.from_pretrained(self._directory)
+            out = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                eos_token_id=None,
+                **(self._family.inputs(features, sounds) if sounds else {}),
+            )
+            self._known[key] = out[0, ids.shape[1] :].tolist()
+        return self._known[key]
+
+
+def _of_qwen(features: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    floats = [sound(name).astype(np.float32) / 32_768 for name in names]
+    out = features(floats, sampling_rate=16_000, padding="max_length", return_attention_mask=True, return_tensors="pt")
+    return {"input_features": out["input_features"], "feature_attention_mask": out["attention_mask"]}
+
+
+FAMILIES = {
+    "Qwen2-Audio": Hearing(
+        architecture="Qwen2AudioForConditionalGeneration",
+        config={
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder",
+                "num_mel_bins": 16,
+                "d_model": 32,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 48,
+                "max_source_positions": 50 * SECONDS,
+            },
+            "audio_token_index": FIRST_MARK,
+        },
+        inputs=_of_qwen,
+    )
+}
+"""Models that hear, by name."""

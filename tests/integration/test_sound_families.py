@@ -1,0 +1,143 @@
+"""Models that hear, from WAV files to answers: whole, in chunks, beside text and from the prefix cache."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("soundfile")
+
+from tercet.protocol.messages.values import Resume, pack_ints
+from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.audio.qwen2_audio import sound_model
+from tests.integration.image_families import FIRST_MARK, Parts
+from tests.integration.sound_families import FAMILIES, LENGTHS, Hearing, HearingReference, HearingRun
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Hearing:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(scope="module")
+def directory(family: Hearing, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.write(tmp_path_factory.mktemp("hearing"))
+
+
+@pytest.fixture(scope="module")
+def reference(family: Hearing, directory: Path) -> HearingReference:
+    return HearingReference(family, directory)
+
+
+@pytest.fixture
+def run(directory: Path) -> Iterator[HearingRun]:
+    made = HearingRun(directory)
+    yield made
+    made.worker.close()
+
+
+def words(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(3, FIRST_MARK), k=count)
+
+
+ONE: Parts = [words(5, 1), "odd", words(9, 2)]
+TWO: Parts = [words(21, 3), "short", words(2, 9), "longest", words(3, 4)]
+FOUR: Parts = ["shortest", words(2, 5), "odd", words(30, 6), "tone", words(1, 8), "short", words(4, 7)]
+ALL = {"one": ONE, "two": TWO, "four": FOUR, "text": [words(33, 8)]}
+
+
+def test_answers_equal_those_of_transformers(run: HearingRun, reference: HearingReference) -> None:
+    answers = run.answers(ALL)
+    assert answers == {name: reference.answer(run, parts) for name, parts in ALL.items()}
+    assert min(len({*answer}) for answer in answers.values()) > 3, "an answer of one token would prove little"
+    assert answers["one"] != reference.answer(run, [ONE[0], "tone", ONE[2]]), "another sound has another answer"
+
+
+def test_chunks_that_cut_sounds_change_no_answer(directory: Path, reference: HearingReference) -> None:
+    run = HearingRun(directory, budget=7)
+    answers = run.answers(ALL)
+    expected = {name: reference.answer(run, parts) for name, parts in ALL.items()}
+    run.worker.close()
+    assert answers == expected
+
+
+def test_a_hundred_tokens_equal_those_of_transformers(run: HearingRun, reference: HearingReference) -> None:
+    assert run.answers({"one": ONE}, max_new_tokens=100)["one"] == reference.answer(run, ONE, 100)
+
+
+def test_each_sound_has_the_tokens_of_transformers(run: HearingRun) -> None:
+    for name, samples in LENGTHS.items():
+        [place] = run.prompt([name]).images
+        features = -(-samples // 160)
+        assert place.place.tokens == ((features - 1) // 2 + 1 - 2) // 2 + 1
+
+
+def test_prefix_hits_before_inside_and_after_a_sound_change_no_answer(
+    run: HearingRun, reference: HearingReference
+) -> None:
+    encoded: list[int] = []
+    run.worker._runner._media._images._tower.register_forward_hook(lambda *_: encoded.append(1))  # type: ignore[union-attr]
+    before, after = words(14, 10), words(6, 11)
+    chats: list[Parts] = [
+        [before, "odd", after],
+        [before, "odd", after],
+        [before, "odd", words(5, 12)],
+        [before, "tone", after],
+        [before, "tone", after, "odd", words(3, 13)],
+    ]
+    hits = []
+    for number, parts in enumerate(chats):
+        counted = run.driver.core.counters.cached_tokens
+        assert run.answers({f"r{number}": parts})[f"r{number}"] == reference.answer(run, parts)
+        hits.append(run.driver.core.counters.cached_tokens - counted)
+    first, cut = len(run.prompt(chats[0]).ids), len(run.prompt([before]).ids)
+    assert hits[0] == 0
+    assert first - 4 <= hits[1] < first
+    assert first - 10 <= hits[2] < first
+    assert cut - 4 <= hits[3] < first - 10
+    assert hits[4] >= len(run.prompt(chats[3]).ids) - 4
+    assert len(encoded) == 2, "each sound is encoded once"
+
+
+def test_retracted_forked_and_resumed_choices_get_the_same_answers(
+    directory: Path, reference: HearingReference
+) -> None:
+    run = HearingRun(directory, budget=48)
+    asked: dict[str, Parts] = {"one": ONE, "two": TWO}
+    for rid, parts in asked.items():
+        run.send(rid, parts, n=2)
+    begun = run.driver.output["resumed", 0] = reference.answer(run, FOUR)[:5]
+    run.send("resumed", FOUR, attempt=1, resume=[Resume(0, pack_ints(begun))])
+    for _ in range(9):
+        run.driver.step()
+    planner = run.driver.core.planner
+    for req in [req for req in planner.running if not req.in_flight]:
+        planner.retract(req)
+    run.driver.core.memory.flush()
+    run.driver.run()
+    expected = {(rid, index): reference.answer(run, parts) for rid, parts in asked.items() for index in (0, 1)}
+    assert run.driver.output == expected | {("resumed", 0): reference.answer(run, FOUR)}
+    assert run.driver.core.counters.retractions
+    run.worker.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "why"),
+    [
+        ("preprocessor_config.json", {"chunk_length": 30}, "chunk_length 30 of the features is not 100 positions"),
+        ("preprocessor_config.json", {"do_normalize": True}, "do_normalize True is not supported"),
+        ("config.json", {"audio_token_index": 200}, "tokenizer.json lacks the token of sounds, which is 200"),
+    ],
+)
+def test_models_that_are_not_supported_are_refused(
+    directory: Path, tmp_path: Path, file: str, change: dict[str, object], why: str
+) -> None:
+    for path in directory.iterdir():
+        if path.suffix == ".json":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    changed = {**json.loads((directory / file).read_text()), **change}
+    (tmp_path / file).write_text(json.dumps(changed))
+    with pytest.raises(ModelError, match=why):
+        sound_model(tmp_path)
