@@ -136,20 +136,27 @@ class HearingReference:
     def answer(self, run: HearingRun, parts: Parts, tokens: int = ANSWER) -> list[int]:
         key = repr((tokens, parts))
         if key not in self._known:
-            ids = torch.tensor([run.prompt(parts).ids])
-            sounds = [part for part in parts if isinstance(part, str)]
-            features = transformers.WhisperFeatureExtractor.from_pretrained(self._directory)
+            inputs = self._inputs(run, parts)
             out = self._model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=tokens,
-                min_new_tokens=tokens,
-                eos_token_id=None,
-                **(self._family.inputs(features, sounds) if sounds else {}),
+                **inputs, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, eos_token_id=None
             )
-            self._known[key] = out[0, ids.shape[1] :].tolist()
+            self._known[key] = out[0, inputs["input_ids"].shape[1] :].tolist()
         return self._known[key]
+
+    @torch.inference_mode()
+    def logprobs(self, run: HearingRun, parts: Parts) -> list[float]:
+        """Return the log-probability of each token of a prompt after the first."""
+        inputs = self._inputs(run, parts)
+        scores = self._model(**inputs).logits[0, :-1].log_softmax(-1)
+        found: list[float] = scores.gather(1, inputs["input_ids"][0, 1:, None])[:, 0].tolist()
+        return found
+
+    def _inputs(self, run: HearingRun, parts: Parts) -> dict[str, torch.Tensor]:
+        ids = torch.tensor([run.prompt(parts).ids])
+        sounds = [part for part in parts if isinstance(part, str)]
+        features = transformers.WhisperFeatureExtractor.from_pretrained(self._directory)
+        heard = self._family.inputs(features, sounds) if sounds else {}
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **heard}
 
 
 def _of_qwen(features: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:

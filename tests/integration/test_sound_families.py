@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("soundfile")
 
-from tercet.protocol.messages.values import Resume, pack_ints
+from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.audio.qwen2_audio import sound_model
 from tests.integration.image_families import FIRST_MARK, Parts
@@ -65,6 +65,12 @@ def test_chunks_that_cut_sounds_change_no_answer(directory: Path, reference: Hea
 
 def test_a_hundred_tokens_equal_those_of_transformers(run: HearingRun, reference: HearingReference) -> None:
     assert run.answers({"one": ONE}, max_new_tokens=100)["one"] == reference.answer(run, ONE, 100)
+
+
+def test_log_probabilities_equal_those_of_transformers(run: HearingRun, reference: HearingReference) -> None:
+    run.send("r", FOUR, logprobs=LogprobParams(prompt=True))
+    run.driver.run()
+    assert run.driver.prompt_logprobs["r", 0][1:] == pytest.approx(reference.logprobs(run, FOUR), abs=1e-3)
 
 
 def test_each_sound_has_the_tokens_of_transformers(run: HearingRun) -> None:
