@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from tercet.protocol.messages.audio import SoundFormat
@@ -28,17 +29,29 @@ class SoundTower(nn.Module):
         self._form = form
 
     def forward(self, samples: Samples) -> torch.Tensor:
-        """Return embeddings [embeddings, hidden] of samples at the model's rate, which padding follows unseen."""
+        """Return embeddings [embeddings, hidden] of samples at the model's rate."""
         parameter = next(self.audio_tower.parameters())
         floats = samples.astype(np.float32) / np.float32(_FULL_SCALE)
         features = self._features(floats, sampling_rate=self._form.rate, return_tensors="pt").input_features
-        whole = self._form.positions(self._form.samples)
-        seen = torch.arange(whole, device=parameter.device) < self._form.positions(len(samples))
-        hidden = self.audio_tower(
-            features.to(parameter.device, parameter.dtype), attention_mask=seen.view(1, 1, 1, whole)
-        ).last_hidden_state[0, : self._form.embeddings(len(samples))]
-        embeddings: torch.Tensor = self.multi_modal_projector(hidden)
+        features = features.to(parameter.device, parameter.dtype)
+        embeddings: torch.Tensor = self.multi_modal_projector(
+            self._encoded(features, self._form.positions(len(samples)))[0]
+        )
         return embeddings
+
+    def _encoded(self, features: torch.Tensor, positions: int) -> torch.Tensor:
+        """Return hidden states [1, positions // 2, size] of features [1, mels, features].
+
+        transformers computes the positions of the padding, too, which no other position sees.
+        """
+        tower: Any = self.audio_tower
+        x = features[:, :, : 2 * positions + 1]  # those that the convolutions read for these positions
+        x = F.gelu(tower.conv2(F.gelu(tower.conv1(x))))[:, :, :positions].transpose(1, 2)
+        x = x + tower.embed_positions.weight[:positions]
+        for layer in tower.layers:
+            x = layer(x, None)
+        hidden: torch.Tensor = tower.layer_norm(tower.avg_pooler(x.transpose(1, 2)).transpose(1, 2))
+        return hidden
 
 
 @dataclass(frozen=True, kw_only=True)
