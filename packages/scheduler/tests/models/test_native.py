@@ -18,10 +18,10 @@ from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.linear import Quantization
 from tercet.kernels.ops.linear import quantize_int4
 from tercet.kernels.ops.lora import LoRARows
-from tercet.kernels.ops.quantized import quantize
+from tercet.kernels.ops.quantized import QuantizedWeight, dequantize, quantize
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
-from tercet.scheduler.models.layers.linear import Linear, MappedRows, nothing
+from tercet.scheduler.models.layers.linear import Linear, MappedRows, Matrix, nothing
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native import NativeCausalLM, unsupported_natively
 from tercet.scheduler.models.registry import build_model, load_config
@@ -58,11 +58,13 @@ class Step:
             )
 
 
-def lend_blocks(model: nn.Module) -> None:
-    """Leave the linear layers' weights in blocks of 8 bits, as those of a GGUF file are."""
-    for linear in (module for module in model.modules() if isinstance(module, Linear)):
-        for run, rows in enumerate(linear.take()):
-            linear.set_mapped(run, MappedRows(quantize(rows.float(), "int8", (1, 32)), nothing))
+def lend_blocks(model: nn.Module, kind: type[Matrix] = Linear) -> None:
+    """Leave the weights of layers in blocks of 8 bits, as those of a GGUF file are."""
+    for matrix in (module for module in model.modules() if isinstance(module, kind)):
+        runs = matrix.take()
+        matrix.weight.data = torch.cat(runs)
+        for run, rows in enumerate(runs):
+            matrix.set_mapped(run, MappedRows(quantize(rows.float(), "int8", (1, 32)), nothing))
 
 
 class Served:
@@ -245,6 +247,30 @@ def test_only_float32_keeps_inputs_of_packed_weights(
         assert error.abs().mean() < 0.1 * exact.logits(tokens, [41]).std()
     rounded = abi.FLOAT_BLOCKS if load_library().level == "portable" else abi.BLOCKS
     assert formats == {"float32": {abi.FLOAT_BLOCKS}, "bfloat16": {rounded}}
+
+
+@pytest.mark.parametrize("name", ["llama_linear", "gemma3"])
+def test_a_head_stays_in_blocks_if_its_inputs_are_rounded(
+    checkpoints: Callable[[str], Path], name: str, tokens: torch.Tensor
+) -> None:
+    """A tied one is the embedding, too."""
+    formats = {}
+    for dtype in ("float32", "bfloat16"):
+        plain = build_model(load_config(checkpoints(name), dtype))
+        load_weights(plain, checkpoints(name), keep_mapped=True)
+        lend_blocks(plain, Matrix)
+        tied = plain.lm_head is None
+        rows = (plain.model.embed_tokens if plain.lm_head is None else plain.lm_head)._mapped[0].rows
+        assert isinstance(rows, QuantizedWeight)
+        exact, model = dequantize(rows), NativeCausalLM(plain, load_library())
+        hidden = torch.randn(5, exact.shape[1], generator=torch.Generator().manual_seed(2))
+        wanted = hidden @ exact.T
+        assert (model.head(hidden) - wanted).abs().max() < 0.03 * wanted.std()
+        assert (model._embedding is None) == tied
+        torch.testing.assert_close(model.head.rows(tokens), exact[tokens], rtol=0.004, atol=1e-6)
+        formats[dtype] = model.head.struct.format
+    rounded = abi.BFLOAT16 if load_library().level == "portable" else abi.BLOCKS
+    assert formats == {"float32": abi.FLOAT32, "bfloat16": rounded}
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

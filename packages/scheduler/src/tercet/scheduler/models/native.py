@@ -107,13 +107,7 @@ class NativeCausalLM:
         self._activations: Activations = "float32" if exact else "int8"
         self._layers = [self._pack_layer(layer) for layer in model.model.layers]
         self._norm = _norm(model.model.norm)
-        embedding = model.model.embed_tokens.take()
-        head = embedding if model.lm_head is None else model.lm_head.take()
-        self.head = pack_linear(library, head, quantization=quantization)
-        # an unquantized head keeps the embedding's exact values
-        in_head = model.lm_head is None and quantization == "none"
-        self._embedding = None if in_head else torch.cat(embedding)
-        del embedding, head
+        self.head, self._embedding = self._pack_head(model)
         give_back()  # return the memory of the loaded weights
         self._decoder: NativeDecoder | None = None
         self._pool: Pool | None = None
@@ -153,6 +147,23 @@ class NativeCausalLM:
         numbers = range(len(layers))
         adapters = None if self._adapters is None else list(map(self._adapters.of_layer, numbers))
         return NativeDecoder(weights, list(map(pool.layer, numbers)), adapters)
+
+    def _pack_head(self, model: decoder.CausalLM) -> tuple[PackedLinear, torch.Tensor | None]:
+        """Return the packed head, and the embedding unless the head has its values.
+
+        A head in blocks stays in few bits, also as the embedding, if its inputs are rounded.
+        """
+        embedding, tied = model.model.embed_tokens, model.lm_head is None
+        source = embedding if model.lm_head is None else model.lm_head
+        if self._quantization == "none" and self._activations == "int8":
+            blocks = source.take_blocks()
+            if blocks is not None:
+                return pack_blocks(self._library, blocks), None if tied else torch.cat(embedding.take())
+        rows = source.take()
+        head = pack_linear(self._library, rows, quantization=self._quantization)
+        if tied:  # an unquantized head keeps the embedding's exact values
+            return head, None if self._quantization == "none" else torch.cat(rows)
+        return head, torch.cat(embedding.take())
 
     def _pack_layer(self, layer: nn.Module) -> DecoderLayer:
         norms, attention, mlp = _parts(layer)
