@@ -189,7 +189,7 @@ struct Dot {
 };
 #endif
 
-// What a code is multiplied as, less its value.
+// The number by which a code exceeds its value as it is multiplied.
 inline int32_t excess_of(const Coding& coding) {
     int shift = coding.bits == 4 ? Dot<4>::SHIFT : Dot<8>::SHIFT;
     return shift + int32_t(has_minimums(coding) ? 0 : coding.zero);
@@ -207,22 +207,22 @@ inline U32 read_codes(const char* codes, int64_t group, int64_t lane) {
 }
 
 // A block of inputs in 8 bits: what its sums of products begin with, its step, and its sum.
-struct Head {
+struct InputBlock {
     int32_t start;
     float step, sum;
 };
 
-// Writes [blocks][rows] heads of rows of inputs.
-inline void write_heads(const Layout& layout, const char* x, int64_t stride, int64_t rows, Head* heads) {
+// Writes the blocks of rows of inputs: [blocks][rows].
+inline void write_input_blocks(const Layout& layout, const char* x, int64_t stride, int64_t rows, InputBlock* out) {
     const Coding& coding = layout.coding;
     const InputLayout inputs(layout.chunks * CHUNK);
     const int64_t each = CHUNK / coding.block;
     const int32_t excess = excess_of(coding);
     for (int64_t row = 0; row < rows; row++, x += stride)
         for (int64_t block = 0; block < layout.chunks * each; block++)
-            heads[block * rows + row] = {-excess * word(x + inputs.totals_of(coding.block) + 4 * block),
-                                         number(x + inputs.steps + 4 * (block / each)),
-                                         number(x + inputs.sums_of(coding.block) + 4 * block)};
+            out[block * rows + row] = {-excess * word(x + inputs.totals_of(coding.block) + 4 * block),
+                                       number(x + inputs.steps + 4 * (block / each)),
+                                       number(x + inputs.sums_of(coding.block) + 4 * block)};
 }
 
 // What a call multiplies.
@@ -231,7 +231,7 @@ struct Operands {
     const char* x;
     int64_t stride;
     const char* panels;
-    const Head* heads;  // of inputs in 8 bits: [blocks][rows]
+    const InputBlock* input_blocks;  // of inputs in 8 bits: [blocks][rows]
     int64_t rows;
     bool fresh;  // whether these are the first rows that meet the panels
 };
@@ -250,23 +250,23 @@ inline void block(const Operands& given, F32* out, int64_t out_stride) {
     const Layout& layout = given.layout;
     const bool minimums = has_minimums(layout.coding);
     const bool starts_late = !Multiply::FROM_START && excess_of(layout.coding);
-    const Head* heads = given.heads;
+    const InputBlock* own = given.input_blocks;
     F32 sums[ROWS][VECTORS] = {};
     for (int64_t chunk = 0; chunk < layout.chunks; chunk++) {
         const char* chunks = given.panels + layout.at(chunk);
         if (given.fresh)
             for (int panel = 0; panel < WIDTH; panel++) prefetch(layout, chunks + panel * layout.panel, chunk, WIDTH);
-        UNROLLED for (int part = 0; part < CHUNK / BLOCK; part++, heads += given.rows)
+        UNROLLED for (int part = 0; part < CHUNK / BLOCK; part++, own += given.rows)
             UNROLLED for (int first = 0; first < VECTORS; first += BESIDE) {
                 typename Multiply::Total totals[ROWS][BESIDE];
                 UNROLLED for (int row = 0; row < ROWS; row++)
                     UNROLLED for (int i = 0; i < BESIDE; i++)
-                        totals[row][i] = typename Multiply::Total{} + (Multiply::FROM_START ? heads[row].start : 0);
+                        totals[row][i] = typename Multiply::Total{} + (Multiply::FROM_START ? own[row].start : 0);
                 UNROLLED for (int group = part * BLOCK / 4; group < (part + 1) * BLOCK / 4; group++) {
                     U32 codes[BESIDE];
                     UNROLLED for (int i = 0; i < BESIDE; i++) {
-                        const char* own = chunks + (first + i) / PARTS * layout.panel + layout.codes;
-                        codes[i] = Multiply::prepare(read_codes<BITS>(own, group, (first + i) % PARTS * LANES));
+                        const char* from = chunks + (first + i) / PARTS * layout.panel + layout.codes;
+                        codes[i] = Multiply::prepare(read_codes<BITS>(from, group, (first + i) % PARTS * LANES));
                     }
                     UNROLLED for (int row = 0; row < ROWS; row++) {
                         I32 x = I32{} + word(given.x + row * given.stride + chunk * CHUNK + 4 * group);
@@ -279,10 +279,10 @@ inline void block(const Operands& given, F32* out, int64_t out_stride) {
                     Factors factors(layout, panel, chunk, part, (first + i) % PARTS * LANES);
                     UNROLLED for (int row = 0; row < ROWS; row++) {
                         I32 total = Multiply::whole(totals[row][i]);
-                        if (starts_late) total += heads[row].start;
+                        if (starts_late) total += own[row].start;
                         F32& sum = sums[row][first + i];
-                        sum = minimums ? factors.add(sum, total, heads[row].step, heads[row].sum)
-                                       : factors.add(sum, total, heads[row].step);
+                        sum = minimums ? factors.add(sum, total, own[row].step, own[row].sum)
+                                       : factors.add(sum, total, own[row].step);
                     }
                 }
             }
@@ -343,7 +343,7 @@ inline void multiply_rows(Operands given, int rows, F32* out, int64_t out_stride
     if constexpr (TALL > 1)
         if (tall <= 0) return multiply_rows<INTEGER, BITS, BLOCK, TALL - 1, WIDTH>(given, rows, out, out_stride);
     auto take = [&](auto height, int times) {
-        for (; times > 0; times--, given.x += height * given.stride, given.heads += height) {
+        for (; times > 0; times--, given.x += height * given.stride, given.input_blocks += height) {
             one<INTEGER, BITS, BLOCK, height, WIDTH>(given, out, out_stride);
             given.fresh = false;
             out += height * out_stride;

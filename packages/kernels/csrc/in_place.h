@@ -54,7 +54,7 @@ inline void rejoin(F32 (&halves)[HALVES]) {
     }
 }
 
-// What `rejoin` took together.
+// Undoes `rejoin`.
 inline void separate(F32 (&halves)[2]) {
     F32 even, odd;
     for (int i = 0; i < LANES; i++) {

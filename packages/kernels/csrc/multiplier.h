@@ -64,7 +64,7 @@ class BlockMultiplier {
     BlockMultiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last, uint64_t call)
         : linear_(linear), x_(x), first_(first), rows_(last - first), tiled_(linear),
           layout_(IS_INT4<Format> ? Coding{4, 32, SINGLES, 0} : linear.coding, linear.k) {
-        if constexpr (std::is_same_v<Format, Blocks>) heads_ = heads_of(call);
+        if constexpr (std::is_same_v<Format, Blocks>) input_blocks_ = input_blocks_of(call);
     }
 
     int width() const { return on_tiles(rows_) || rows_ > WIDE_ROWS ? 2 : 4; }
@@ -82,8 +82,8 @@ class BlockMultiplier {
             int4::multiply(inputs, x_.stride, rows, panels_, int4::panel_bytes(linear_.k), width_, sums, 4 * PARTS);
         else
             blocks::multiply<std::is_same_v<Format, Blocks>>(
-                {layout_, inputs, x_.stride, panels_, heads_ + (m - first_), rows_, m == first_}, rows, width_, sums,
-                4 * PARTS);
+                {layout_, inputs, x_.stride, panels_, input_blocks_ + (m - first_), rows_, m == first_}, rows, width_,
+                sums, 4 * PARTS);
     }
 
   private:
@@ -92,22 +92,23 @@ class BlockMultiplier {
     int64_t first_, rows_;
     block_tiles::TiledPanels tiled_;
     blocks::Layout layout_;
-    const blocks::Head* heads_ = nullptr;
+    const blocks::InputBlock* input_blocks_ = nullptr;
     const char* panels_ = nullptr;
     int width_ = 0;
     amx::Tiles tiles_;
 
     // A thread keeps them for further parts of a product.
-    const blocks::Head* heads_of(uint64_t call) const {
+    const blocks::InputBlock* input_blocks_of(uint64_t call) const {
         static thread_local Buffer memory;
         static thread_local uint64_t kept_call = 0;
         static thread_local int64_t kept_first = 0;
         int64_t count = layout_.chunks * (blocks::CHUNK / layout_.coding.block) * rows_;
-        auto* heads = reinterpret_cast<blocks::Head*>(memory.bytes(count * int64_t(sizeof(blocks::Head))));
+        char* bytes = memory.bytes(count * int64_t(sizeof(blocks::InputBlock)));
+        auto* input_blocks = reinterpret_cast<blocks::InputBlock*>(bytes);
         if (kept_call != call || kept_first != first_)
-            blocks::write_heads(layout_, x_.rows + first_ * x_.stride, x_.stride, rows_, heads);
+            blocks::write_input_blocks(layout_, x_.rows + first_ * x_.stride, x_.stride, rows_, input_blocks);
         kept_call = call, kept_first = first_;
-        return heads;
+        return input_blocks;
     }
 
     static bool on_tiles(int64_t rows) {

@@ -132,7 +132,7 @@ struct SpanOffsets {
     }
 };
 
-// What is probably read after a block of keys or values: the same keys of a span elsewhere in a cache.
+// The keys or values that are probably read after a block: those of a span, `shift` positions later.
 struct Soon {
     const SpanOffsets& span;
     const Bf16* cache;

@@ -11,8 +11,8 @@ _BURST = 16
 class RefusalPace:
     """The pace at which API keys get refusals for too many requests.
 
-    Connections and refusals cost a frontend half a millisecond of processor time each, which steps on the same machine
-    lack. At most `most_held` refusals wait; others are answered at once, so that connections are left for other keys.
+    Each connection and refusal costs a frontend processor time, which steps on the same machine lack. At most
+    `most_held` refusals wait; others are answered at once, so that connections are left for other keys.
     """
 
     def __init__(self, most_held: int) -> None:
