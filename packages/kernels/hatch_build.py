@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LIBRARIES = "src/tercet/kernels/native/lib"
 
-_AVX2 = ["-mavx2", "-mfma"]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))]
 _AVX512_BF16 = [*_AVX512, "-mavx512bf16"]
 _AMX = [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]

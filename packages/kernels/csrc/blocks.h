@@ -20,7 +20,7 @@ constexpr int64_t CHUNK = 32;                   // inputs
 constexpr int64_t SUPER_BLOCK = 256;            // inputs that share units
 constexpr int64_t AHEAD = 16;                   // chunks to prefetch, of all panels together
 constexpr int TOGETHER = 2;                     // vectors of outputs that meet a word of inputs; as registers have room
-constexpr int MANY_ROWS = LANES == 16 ? 6 : 3;  // of inputs that share a look at TOGETHER vectors; measured
+constexpr int MANY_ROWS = LANES == 16 ? 6 : 4;  // of inputs that share a look at TOGETHER vectors; measured
 
 inline int64_t chunks(int64_t k) { return (k + CHUNK - 1) / CHUNK; }
 
@@ -78,10 +78,12 @@ inline float number(const char* p) {
     return x;
 }
 
-inline F32 halves_to_floats(const char* p) {
+__attribute__((always_inline)) inline F32 halves_to_floats(const char* p) {
     U16 halves = vector<U16>(p);
 #if defined(__AVX512F__)
     return (F32)_mm512_maskz_cvtph_ps(__mmask16(-1), (__m256i)halves);  // GCC 12 warns where there is no mask
+#elif defined(__F16C__)
+    return (F32)_mm256_cvtph_ps((__m128i)halves);
 #else
     U32 bits = __builtin_convertvector(halves, U32), exponent = bits & 0x7C00u;
     F32 normal = bit_cast<F32>(((bits & 0x7FFFu) << 13) + (112u << 23));
@@ -91,7 +93,7 @@ inline F32 halves_to_floats(const char* p) {
 #endif
 }
 
-inline F32 bytes_to_floats(const char* p) {
+__attribute__((always_inline)) inline F32 bytes_to_floats(const char* p) {
 #if defined(__AVX512F__)
     __m512i wide = _mm512_maskz_cvtepi8_epi32(__mmask16(-1), vector<__m128i>(p));
     return __builtin_convertvector((I32)wide, F32);
@@ -104,7 +106,7 @@ inline F32 bytes_to_floats(const char* p) {
 }
 
 // LANES scales or minimums from `p` on, and the units at `unit`.
-inline F32 read_values(const char* p, const char* unit, int64_t scale_type, int64_t lane) {
+__attribute__((always_inline)) inline F32 read_values(const char* p, const char* unit, int64_t scale_type, int64_t lane) {
     switch (scale_type) {
         case STEPS: return bytes_to_floats(p + lane) * vector<F32>(unit + 4 * lane);
         case HALVES: return halves_to_floats(p + 2 * lane);
@@ -116,7 +118,8 @@ inline F32 read_values(const char* p, const char* unit, int64_t scale_type, int6
 struct Factors {
     F32 scale, minimum;
 
-    Factors(const Layout& layout, const char* panel, int64_t chunk, int64_t block, int64_t lane) {
+    __attribute__((always_inline)) Factors(const Layout& layout, const char* panel, int64_t chunk, int64_t block,
+                                           int64_t lane) {
         const Coding& coding = layout.coding;
         const char* at = panel + layout.at(chunk) + block * layout.each;
         const char* unit = panel + chunk / (SUPER_BLOCK / CHUNK) * layout.units;
@@ -233,7 +236,8 @@ struct Operands {
     const char* panels;
     const InputBlock* input_blocks;  // of inputs in 8 bits: [blocks][rows]
     int64_t rows;
-    bool fresh;  // whether these are the first rows that meet the panels
+    Factors* factors;  // those of the panels, where the first rows write them for the others: [panel][block][PARTS]
+    bool fresh;        // whether these are the first rows that meet the panels
 };
 
 inline void prefetch(const Layout& layout, const char* chunk, int64_t index, int width) {
@@ -243,18 +247,19 @@ inline void prefetch(const Layout& layout, const char* chunk, int64_t index, int
 }
 
 // ROWS rows of inputs in 8 bits times WIDTH panels, which are read side by side.
-template <int BITS, int BLOCK, int ROWS, int WIDTH>
+template <int BITS, int BLOCK, int ROWS, int WIDTH, bool FRESH>
 inline void block(const Operands& given, F32* out, int64_t out_stride) {
     using Multiply = Dot<BITS>;
     constexpr int VECTORS = WIDTH * PARTS, MOST = ROWS == 1 ? 4 : TOGETHER, BESIDE = MOST < VECTORS ? MOST : VECTORS;
     const Layout& layout = given.layout;
     const bool minimums = has_minimums(layout.coding);
     const bool starts_late = !Multiply::FROM_START && excess_of(layout.coding);
+    const int64_t all_blocks = layout.chunks * (CHUNK / BLOCK);
     const InputBlock* own = given.input_blocks;
     F32 sums[ROWS][VECTORS] = {};
     for (int64_t chunk = 0; chunk < layout.chunks; chunk++) {
         const char* chunks = given.panels + layout.at(chunk);
-        if (given.fresh)
+        if constexpr (FRESH)
             for (int panel = 0; panel < WIDTH; panel++) prefetch(layout, chunks + panel * layout.panel, chunk, WIDTH);
         UNROLLED for (int part = 0; part < CHUNK / BLOCK; part++, own += given.rows)
             UNROLLED for (int first = 0; first < VECTORS; first += BESIDE) {
@@ -271,12 +276,16 @@ inline void block(const Operands& given, F32* out, int64_t out_stride) {
                     UNROLLED for (int row = 0; row < ROWS; row++) {
                         I32 x = I32{} + word(given.x + row * given.stride + chunk * CHUNK + 4 * group);
                         UNROLLED for (int i = 0; i < BESIDE; i++)
-                            totals[row][i] = Multiply::add(totals[row][i], codes[i], x);
+                            totals[row][i] = settled(Multiply::add(totals[row][i], codes[i], x));
                     }
                 }
                 UNROLLED for (int i = 0; i < BESIDE; i++) {
-                    const char* panel = given.panels + (first + i) / PARTS * layout.panel;
-                    Factors factors(layout, panel, chunk, part, (first + i) % PARTS * LANES);
+                    int panel = (first + i) / PARTS, vector = (first + i) % PARTS;
+                    int64_t index = panel * all_blocks + chunk * (CHUNK / BLOCK) + part;
+                    Factors* known = given.factors + index * PARTS + vector;
+                    Factors factors =
+                        FRESH ? Factors(layout, given.panels + panel * layout.panel, chunk, part, vector * LANES) : *known;
+                    if (FRESH && ROWS > 1 && given.rows > ROWS) *known = factors;
                     UNROLLED for (int row = 0; row < ROWS; row++) {
                         I32 total = Multiply::whole(totals[row][i]);
                         if (starts_late) total += own[row].start;
@@ -331,7 +340,8 @@ inline void block_of_floats(const Operands& given, F32* out, int64_t out_stride)
 template <bool INTEGER, int BITS, int BLOCK, int ROWS, int WIDTH>
 inline void one(const Operands& given, F32* out, int64_t out_stride) {
     if constexpr (INTEGER)
-        block<BITS, BLOCK, ROWS, WIDTH>(given, out, out_stride);
+        given.fresh ? block<BITS, BLOCK, ROWS, WIDTH, true>(given, out, out_stride)
+                    : block<BITS, BLOCK, ROWS, WIDTH, false>(given, out, out_stride);
     else
         block_of_floats<BITS, BLOCK, ROWS, WIDTH>(given, out, out_stride);
 }
@@ -358,8 +368,11 @@ template <bool INTEGER, int BITS, int BLOCK>
 __attribute__((noinline)) void multiply_panels(Operands given, int rows, int width, F32* out, int64_t out_stride) {
     if (rows == 1 && width == 4) return one<INTEGER, BITS, BLOCK, 1, 4>(given, out, out_stride);
     constexpr int BESIDE = INTEGER && PARTS == 1 ? TOGETHER : 1;
-    for (; width >= BESIDE; width -= BESIDE, given.panels += BESIDE * given.layout.panel, out += BESIDE * PARTS)
+    for (; width >= BESIDE; width -= BESIDE, out += BESIDE * PARTS) {
         multiply_rows<INTEGER, BITS, BLOCK, MANY_ROWS, BESIDE>(given, rows, out, out_stride);
+        given.panels += BESIDE * given.layout.panel;
+        given.factors += BESIDE * given.layout.chunks * (CHUNK / BLOCK) * PARTS;
+    }
     if (width) multiply_rows<INTEGER, BITS, BLOCK, MANY_ROWS, 1>(given, rows, out, out_stride);
 }
 

@@ -40,7 +40,7 @@ bool tiles_allowed() {
 int64_t levels() {
     Registers basic = cpuid(1, 0), seven = cpuid(7, 0), one = cpuid(7, 1);
     uint64_t saved = saved_states();
-    bool avx2 = bit(basic.c, 12) && bit(seven.b, 5) && (saved & 0x6) == 0x6;  // FMA, AVX2
+    bool avx2 = bit(basic.c, 12) && bit(basic.c, 29) && bit(seven.b, 5) && (saved & 0x6) == 0x6;  // FMA, F16C, AVX2
     int64_t found = 1 << PORTABLE;
     auto add = [&](Level level, bool runs) {
         if (runs) found |= 1 << level;

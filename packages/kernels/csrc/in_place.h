@@ -90,7 +90,7 @@ void weigh_in_place(const Input* weights, const T* k, const T* v, const BlockOff
                     typename Way::Values values = Way::half(words, half);
                     UNROLLED for (int query = 0; query < COUNT; query++) {
                         F32& sum = more[query][i][half];
-                        sum = product::settled(Way::add(sum, weights + query * BLOCK + key, values));
+                        sum = settled(Way::add(sum, weights + query * BLOCK + key, values));
                     }
                 }
             }

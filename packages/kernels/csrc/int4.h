@@ -13,7 +13,7 @@ namespace int4 {
 constexpr int64_t BLOCK = 32;  // inputs that share a scale
 constexpr int64_t BLOCK_BYTES = 2 * PANEL + 4 * ROW_BYTES;
 constexpr int64_t AHEAD = 16;  // blocks to prefetch, of all panels together; measured
-constexpr int TOGETHER = LANES == 16 ? 2 : 1;   // vectors of outputs that meet a word of inputs; as registers have room
+constexpr int TOGETHER = 2;                       // vectors of outputs that meet a word of inputs; as registers have room
 constexpr int MANY_ROWS = LANES == 16 ? 6 : 4;  // of inputs that share a look at TOGETHER vectors; measured
 
 inline int64_t blocks(int64_t k) { return (k + BLOCK - 1) / BLOCK; }
@@ -87,7 +87,7 @@ inline void block(const char* x, int64_t stride, const char* panels, int64_t byt
                     const char* inputs = x + row * stride + at * BLOCK + pair * 8;
                     int32_t even = word(inputs), odd = word(inputs + 4);
                     UNROLLED for (int i = 0; i < BESIDE; i++)
-                        totals[row][i] = add(add(totals[row][i], lower[i], even), upper[i], odd);
+                        totals[row][i] = settled(add(settled(add(totals[row][i], lower[i], even)), upper[i], odd));
                 }
             }
             UNROLLED for (int i = 0; i < BESIDE; i++) {

@@ -48,7 +48,7 @@ __attribute__((always_inline)) inline void add_products(const float* x, int64_t 
     UNROLLED for (int token = 0; token < COUNT; token++) {
         F32 inputs = load_first(x + token * n + i, elements);
         UNROLLED for (int row = 0; row < RANKS; row++)
-            sums[token][row] = product::settled(weights[row] * inputs + sums[token][row]);
+            sums[token][row] = settled(weights[row] * inputs + sums[token][row]);
     }
 }
 
@@ -116,7 +116,7 @@ void expand_block(const float* low, int64_t stride, const float* b, int64_t outp
         UNROLLED for (int i = 0; i < PARTS; i++) weights[i] = load(b + i * LANES);
         UNROLLED for (int token = 0; token < COUNT; token++)
             UNROLLED for (int i = 0; i < PARTS; i++)
-                sums[token][i] = product::settled(weights[i] * low[token * stride + r] + sums[token][i]);
+                sums[token][i] = settled(weights[i] * low[token * stride + r] + sums[token][i]);
     }
     UNROLLED for (int token = 0; token < COUNT; token++)
         UNROLLED for (int i = 0; i < PARTS; i++) out[token * OUT_STRIDE + i] = sums[token][i];

@@ -64,26 +64,29 @@ class BlockMultiplier {
     BlockMultiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last, uint64_t call)
         : linear_(linear), x_(x), first_(first), rows_(last - first), tiled_(linear),
           layout_(IS_INT4<Format> ? Coding{4, 32, SINGLES, 0} : linear.coding, linear.k) {
-        if constexpr (std::is_same_v<Format, Blocks>) input_blocks_ = input_blocks_of(call);
+        if constexpr (std::is_same_v<Format, Blocks>) {
+            input_blocks_ = input_blocks_of(call);
+            factors_ = factors_of_panels();
+        }
     }
 
     int width() const { return on_tiles(rows_) || rows_ > WIDE_ROWS ? 2 : 4; }
 
     void take(const char* panels, int width) {
-        panels_ = panels, width_ = width;
+        panels_ = panels, width_ = width, fresh_ = true;
         if (on_tiles(rows_)) tiled_.take(panels, width);
     }
 
     void multiply(int64_t m, int rows, F32* sums) {
         const char* inputs = x_.rows + m * x_.stride;
-        if (on_tiles(rows))
-            tiled_.multiply(tiles_, inputs, x_.stride, rows, sums, 4 * PARTS);
-        else if constexpr (IS_INT4<Format>)
+        if (on_tiles(rows)) return tiled_.multiply(tiles_, inputs, x_.stride, rows, sums, 4 * PARTS);
+        if constexpr (IS_INT4<Format>)
             int4::multiply(inputs, x_.stride, rows, panels_, int4::panel_bytes(linear_.k), width_, sums, 4 * PARTS);
         else
-            blocks::multiply<std::is_same_v<Format, Blocks>>(
-                {layout_, inputs, x_.stride, panels_, input_blocks_ + (m - first_), rows_, m == first_}, rows, width_,
-                sums, 4 * PARTS);
+            blocks::multiply<std::is_same_v<Format, Blocks>>({layout_, inputs, x_.stride, panels_,
+                                                              input_blocks_ + (m - first_), rows_, factors_, fresh_},
+                                                             rows, width_, sums, 4 * PARTS);
+        fresh_ = false;
     }
 
   private:
@@ -93,16 +96,27 @@ class BlockMultiplier {
     block_tiles::TiledPanels tiled_;
     blocks::Layout layout_;
     const blocks::InputBlock* input_blocks_ = nullptr;
+    blocks::Factors* factors_ = nullptr;
+    bool fresh_ = true;  // no rows have met the panels, except on tiles
     const char* panels_ = nullptr;
     int width_ = 0;
     amx::Tiles tiles_;
+
+    int64_t block_count() const { return layout_.chunks * (blocks::CHUNK / layout_.coding.block); }
+
+    // Memory for those of as many panels as are multiplied at a time.
+    blocks::Factors* factors_of_panels() const {
+        static thread_local Buffer memory;
+        int64_t count = rows_ > 1 ? width() * block_count() * PARTS : 0;
+        return reinterpret_cast<blocks::Factors*>(memory.bytes(count * int64_t(sizeof(blocks::Factors))));
+    }
 
     // A thread keeps them for further parts of a product.
     const blocks::InputBlock* input_blocks_of(uint64_t call) const {
         static thread_local Buffer memory;
         static thread_local uint64_t kept_call = 0;
         static thread_local int64_t kept_first = 0;
-        int64_t count = layout_.chunks * (blocks::CHUNK / layout_.coding.block) * rows_;
+        int64_t count = block_count() * rows_;
         char* bytes = memory.bytes(count * int64_t(sizeof(blocks::InputBlock)));
         auto* input_blocks = reinterpret_cast<blocks::InputBlock*>(bytes);
         if (kept_call != call || kept_first != first_)

@@ -15,16 +15,6 @@ constexpr int tallest(int width) {
     return rows < 1 ? 1 : rows > 8 ? 8 : rows;
 }
 
-// Has a sum be whole before the compiler begins with the next: left to itself it starts on many, and runs out of
-// registers.
-template <class Sums>
-inline Sums settled(Sums sums) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    asm volatile("" : "+x"(sums));
-#endif
-    return sums;
-}
-
 // Which of `rows` rows that meet the same panels, some after others, comes first; of none where nothing is known.
 struct Turn {
     int64_t row = 0, rows = 0;

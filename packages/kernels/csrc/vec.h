@@ -30,6 +30,16 @@ typedef int16_t S16 __attribute__((vector_size(4 * LANES)));
 // Before a loop over registers.
 #define UNROLLED _Pragma("GCC unroll 16")
 
+// Has a sum be whole before the compiler begins with the next: left to itself it starts on many, and runs out of
+// registers.
+template <class Sums>
+inline Sums settled(Sums sums) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    asm volatile("" : "+x"(sums));
+#endif
+    return sums;
+}
+
 struct Bf16 {
     uint16_t bits;
 };

@@ -87,7 +87,7 @@ def test_the_levels_are_those_of_the_flags_that_linux_names() -> None:
     lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
     flags = set(next(line for line in lines if line.startswith("flags")).split(":")[1].split())
     avx512 = {f"avx512{part}" for part in ("f", "dq", "bw", "vl", "_vnni")}
-    needed: dict[str, set[str]] = {"portable": set(), "avx2": {"avx2", "fma"}}
+    needed: dict[str, set[str]] = {"portable": set(), "avx2": {"avx2", "fma", "f16c"}}
     needed |= {"avx_vnni": needed["avx2"] | {"avx_vnni"}, "avx512": needed["avx2"] | avx512}
     needed["avx512_bf16"] = needed["avx512"] | {"avx512_bf16"}
     needed["amx"] = needed["avx512_bf16"] | {"amx_tile", "amx_bf16", "amx_int8"}
