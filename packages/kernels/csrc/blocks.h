@@ -9,10 +9,9 @@
 // chunks: 16 units of scales, then 16 units of minimums.
 #pragma once
 
-#include <type_traits>
-
 #include "format.h"
 #include "linear.h"
+#include "row_groups.h"
 
 namespace blocks {
 
@@ -346,21 +345,13 @@ inline void one(const Operands& given, F32* out, int64_t out_stride) {
         block_of_floats<BITS, BLOCK, ROWS, WIDTH>(given, out, out_stride);
 }
 
-// `rows` rows, TALL or one less at a time: few sums at a time would wait for one another.
+// `rows` rows, at most TALL at a time.
 template <bool INTEGER, int BITS, int BLOCK, int TALL, int WIDTH>
 inline void multiply_rows(Operands given, int rows, F32* out, int64_t out_stride) {
-    int count = (rows + TALL - 1) / TALL, tall = rows - count * (TALL - 1);
-    if constexpr (TALL > 1)
-        if (tall <= 0) return multiply_rows<INTEGER, BITS, BLOCK, TALL - 1, WIDTH>(given, rows, out, out_stride);
-    auto take = [&](auto height, int times) {
-        for (; times > 0; times--, given.x += height * given.stride, given.input_blocks += height) {
-            one<INTEGER, BITS, BLOCK, height, WIDTH>(given, out, out_stride);
-            given.fresh = false;
-            out += height * out_stride;
-        }
-    };
-    take(std::integral_constant<int, TALL>{}, tall);
-    if constexpr (TALL > 1) take(std::integral_constant<int, TALL - 1>{}, count - tall);
+    for_row_groups<TALL>(rows, [&](auto height, int first) {
+        one<INTEGER, BITS, BLOCK, height, WIDTH>(given, out + first * out_stride, out_stride);
+        given.x += height * given.stride, given.input_blocks += height, given.fresh = false;
+    });
 }
 
 // Not inlined, so that it is compiled once for all callers.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "format.h"
+#include "row_groups.h"
 
 namespace int4 {
 
@@ -103,18 +104,13 @@ inline void block(const char* x, int64_t stride, const char* panels, int64_t byt
         for (int i = 0; i < VECTORS; i++) out[row * out_stride + i] = sums[row][i];
 }
 
-// `rows` rows, TALL or one less at a time: few sums at a time would wait for one another.
+// `rows` rows, at most TALL at a time.
 template <int TALL, int WIDTH>
 inline void multiply_rows(const char* x, int64_t stride, int rows, const char* panels, int64_t bytes, F32* out,
                           int64_t out_stride) {
-    int count = (rows + TALL - 1) / TALL, tall = rows - count * (TALL - 1);
-    if constexpr (TALL > 1)
-        if (tall <= 0) return multiply_rows<TALL - 1, WIDTH>(x, stride, rows, panels, bytes, out, out_stride);
-    for (int i = 0; i < tall; i++, x += TALL * stride, out += TALL * out_stride)
-        block<TALL, WIDTH>(x, stride, panels, bytes, out, out_stride);
-    if constexpr (TALL > 1)
-        for (int i = tall; i < count; i++, x += (TALL - 1) * stride, out += (TALL - 1) * out_stride)
-            block<TALL - 1, WIDTH>(x, stride, panels, bytes, out, out_stride);
+    for_row_groups<TALL>(rows, [=](auto height, int first) {
+        block<height, WIDTH>(x + first * stride, stride, panels, bytes, out + first * out_stride, out_stride);
+    });
 }
 
 // out [rows][width * PARTS] = x [rows] @ panels [width].

@@ -3,6 +3,7 @@
 
 #include "amx.h"
 #include "format.h"
+#include "row_groups.h"
 
 namespace product {
 
@@ -64,25 +65,14 @@ inline void block(const char* x, int64_t stride, const char* panels, int64_t pan
         for (int i = 0; i < VECTORS; i++) out[row * out_stride + i] = sums[row][i];
 }
 
-// `rows` rows, TALL or one less at a time: few sums at a time would wait for one another.
+// `rows` rows, at most TALL at a time.
 template <class Format, int TALL, int WIDTH>
 inline void blocks(const char* x, int64_t stride, int rows, const char* panels, int64_t panel_bytes, Turn turn,
                    typename Format::Sums* out, int64_t out_stride) {
-    if constexpr (TALL > 1) {
-        int count = (rows + TALL - 1) / TALL;
-        if (rows <= count * (TALL - 1))
-            return blocks<Format, TALL - 1, WIDTH>(x, stride, rows, panels, panel_bytes, turn, out, out_stride);
-        int tall = rows - count * (TALL - 1);
-        for (int i = 0; i < tall; i++, x += TALL * stride, out += TALL * out_stride, turn = turn.after(TALL))
-            block<Format, TALL, WIDTH>(x, stride, panels, panel_bytes, turn, out, out_stride);
-        for (int i = tall; i < count; i++, turn = turn.after(TALL - 1)) {
-            block<Format, TALL - 1, WIDTH>(x, stride, panels, panel_bytes, turn, out, out_stride);
-            x += (TALL - 1) * stride, out += (TALL - 1) * out_stride;
-        }
-    } else {
-        for (int i = 0; i < rows; i++, x += stride, out += out_stride, turn = turn.after(1))
-            block<Format, 1, WIDTH>(x, stride, panels, panel_bytes, turn, out, out_stride);
-    }
+    for_row_groups<TALL>(rows, [=](auto height, int first) {
+        block<Format, height, WIDTH>(x + first * stride, stride, panels, panel_bytes, turn.after(first),
+                                     out + first * out_stride, out_stride);
+    });
 }
 
 // One row of bfloat16 inputs by up to 4 panels, with the bits of the tile unit.
