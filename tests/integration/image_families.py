@@ -18,7 +18,10 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.llama4.processing_llama4 import Llama4Processor as Llama4Texts
 from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -30,6 +33,7 @@ from tercet.frontend.manager.inputs.images import PlacedImage, images_in, placed
 from tercet.frontend.media.image_decoder import DecodedImage, digest_of
 from tercet.frontend.media.image_pipe import Decode
 from tercet.frontend.media.image_worker import decoded_image
+from tercet.frontend.media.prompt_media import replacement_of
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
@@ -37,6 +41,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.testing import Driver, request
+from tests.integration.llama4_processor import Llama4Processor
 
 FIRST_MARK = VOCAB_SIZE - 5
 """Id of the first token that the tokenizer gets for images."""
@@ -82,14 +87,16 @@ class Family:
     inputs: Callable[[Any, list[Image.Image]], dict[str, torch.Tensor]]
     """Inputs of transformers' model, for a processor of `preprocessor` and images."""
     processor: type
-    text: Callable[[int, int, tuple[int, int]], str]
-    """Text of an image whose array has this height, width and grid."""
+    text: Callable[[DecodedImage], str]
+    """Text of an image."""
     refused: Sequence[tuple[Mapping[str, Any], str]]
     """Changes of `preprocessor` that are refused, and why."""
     refused_configs: Sequence[tuple[Mapping[str, Any], str]]
     """The same of config.json."""
     text_config: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `text_config` beside those of `TEXT`."""
+    typed: bool = False
+    """transformers' model gets the types of tokens."""
 
     def write(self, directory: Path, *, old_names: bool = False) -> Path:
         """Write the same checkpoint every time. `old_names` are the names of tensors of transformers 4."""
@@ -106,7 +113,7 @@ class Family:
                     torch.nn.init.normal_(parameter, 0.0, 0.3)
                 elif name.endswith("embed_tokens.weight"):
                     torch.nn.init.normal_(parameter, 0.0, 0.05 if "gemma" in self.text_type else 0.5)  # it is scaled
-            torch.nn.init.zeros_(model.lm_head.weight[FIRST_MARK:])  # no answer has tokens of images
+            torch.nn.init.zeros_(model.get_output_embeddings().weight[FIRST_MARK:])  # no answer has tokens of images
             for name, buffer in model.named_buffers():
                 if "std_" in name:
                     torch.nn.init.normal_(buffer, 1.0, 0.3)
@@ -145,25 +152,32 @@ class Run:
         assert form is not None
         return form
 
-    def decoded(self, name: str) -> DecodedImage:
+    def decoded(self, name: str, count: int = 1) -> DecodedImage:
+        """Return an image as the frontend makes it of one of so many images of a prompt."""
         order = Decode(
             file=saved(image(name)),
-            size=self.form.size,
+            size=self.form.among(count).size,
             patch=self.form.patch,
             resample=self.form.resample,
             seconds=5,
         )
         made = decoded_image(order)
         return DecodedImage(
-            array=made.array, height=made.height, width=made.width, grid=made.grid, sha256=digest_of(made)
+            array=made.array,
+            height=made.height,
+            width=made.width,
+            grid=made.grid,
+            original=made.original,
+            sha256=digest_of(made),
         )
 
     def prompt(self, parts: Parts) -> Prompt:
         ids, images = [1], []
+        count = sum(isinstance(part, str) for part in parts)
         for part in parts:
             if isinstance(part, str):
-                images.append(shown := self.decoded(part))
-                text = self.form.replacement(shown.height, shown.width, shown.grid)
+                images.append(shown := self.decoded(part, count))
+                text = replacement_of(shown, self.form)
                 ids += self.tokenizer.encode(text, add_special_tokens=False).ids
             else:
                 ids += part
@@ -209,6 +223,8 @@ class Reference:
             ids = torch.tensor([run.prompt(parts).ids])
             images = [image(part) for part in parts if isinstance(part, str)]
             given = self._family.inputs(self._family.processor(**self._family.preprocessor), images) if images else {}
+            if self._family.typed:
+                given["mm_token_type_ids"] = (ids == FIRST_MARK).int()
             out = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -227,9 +243,9 @@ def _of_pixtral(processor: Any, images: list[Image.Image]) -> dict[str, torch.Te
     return {"pixel_values": out["pixel_values"], "image_sizes": out["image_sizes"]}
 
 
-def _pixtral_text(patch: int) -> Callable[[int, int, tuple[int, int]], str]:
-    def text(height: int, width: int, _grid: tuple[int, int]) -> str:
-        rows = [["[IMG]"] * (width // patch) + ["[IMG_BREAK]"] for _ in range(height // patch)]
+def _pixtral_text(patch: int) -> Callable[[DecodedImage], str]:
+    def text(shown: DecodedImage) -> str:
+        rows = [["[IMG]"] * (shown.width // patch) + ["[IMG_BREAK]"] for _ in range(shown.height // patch)]
         return "".join([*np.concatenate(rows)[:-1], "[IMG_END]"])
 
     return text
@@ -266,13 +282,13 @@ def _pixel_values(processor: Any, images: list[Image.Image]) -> dict[str, torch.
     return {"pixel_values": processor(images=images, return_tensors="pt")["pixel_values"]}
 
 
-def _llava_text(strategy: str, more: int) -> Callable[[int, int, tuple[int, int]], str]:
+def _llava_text(strategy: str, more: int) -> Callable[[DecodedImage], str]:
     processor: Any = SimpleNamespace(
         patch_size=7, image_token="<image>", vision_feature_select_strategy=strategy, num_additional_image_tokens=more
     )
 
-    def text(height: int, width: int, _grid: tuple[int, int]) -> str:
-        pixels = {"pixel_values": [np.zeros((3, height, width))]}
+    def text(shown: DecodedImage) -> str:
+        pixels = {"pixel_values": [np.zeros((3, shown.height, shown.width))]}
         return str(LlavaProcessor.replace_image_token(processor, pixels, 0))
 
     return text
@@ -308,11 +324,67 @@ def _llava_family(kind: str, processor: type, preprocessor: Mapping[str, Any], t
     )
 
 
-def _internvl_text(height: int, width: int, _grid: tuple[int, int]) -> str:
+_GRIDS = [[height * 44, width * 44] for height in (1, 2, 3) for width in (1, 2, 3)]
+
+
+def _onevision_text(shown: DecodedImage) -> str:
+    processor: Any = LlavaOnevisionProcessor.__new__(LlavaOnevisionProcessor)  # without a tokenizer
+    processor.num_image_tokens, processor.vision_feature_select_strategy = 36, "full"
+    processor.vision_aspect_ratio, processor.image_token = "anyres_max_3", "<image>"
+    processor.image_processor = LlavaOnevisionImageProcessorPil(image_grid_pinpoints=_GRIDS)
+    inputs = {
+        "batch_num_images": [1 if shown.original else 2],
+        "image_sizes": [list(shown.original)],
+        "pixel_values": [[np.zeros((3, 44, 44))]],
+    }
+    return str(processor.replace_image_token(inputs, 0))
+
+
+def _of_onevision(processor: Any, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+    """Return the inputs of one prompt, as transformers' chat template has them."""
+    return dict(processor([images], return_tensors="pt"))
+
+
+def _onevision_family(**config: Any) -> Family:
+    return Family(
+        architecture="LlavaOnevisionForConditionalGeneration",
+        config={
+            "vision_config": {
+                **VISION,
+                "model_type": "siglip_vision_model",
+                "patch_size": 7,
+                "image_size": 44,
+                "vision_use_head": False,
+            },
+            "image_token_index": FIRST_MARK,
+            "image_grid_pinpoints": _GRIDS,
+            "vision_aspect_ratio": "anyres_max_3",
+            **config,
+        },
+        text_type="qwen2",
+        marks=("<image>",),
+        preprocessor={"size": {"height": 44, "width": 44}, "image_grid_pinpoints": _GRIDS, "image_mean": [0.5] * 3},
+        inputs=_of_onevision,
+        processor=LlavaOnevisionImageProcessorPil,
+        text=_onevision_text,
+        refused=[
+            ({"size": {"height": 49, "width": 49}}, "is not the image_size 44"),
+            ({"image_grid_pinpoints": _GRIDS[1:]}, "image_grid_pinpoints are not those of config.json"),
+            ({"do_center_crop": True}, "do_center_crop True is not supported"),
+        ],
+        refused_configs=[
+            ({"vision_feature_select_strategy": "default"}, "'default' is not supported, only 'full'"),
+            ({"vision_aspect_ratio": "anyres"}, "'anyres' is not supported, only anyres_max_N"),
+            ({"vision_feature_layer": [-1, -5]}, "vision_feature_layer: .* is not a layer of the 3"),
+        ],
+    )
+
+
+def _internvl_text(shown: DecodedImage) -> str:
     processor: Any = SimpleNamespace(
         start_image_token="<img>", end_image_token="</img>", image_token="<context>", image_seq_length=4
     )
-    return str(InternVLProcessor.replace_image_token(processor, {"num_patches": [height // width]}, 0))
+    return str(InternVLProcessor.replace_image_token(processor, {"num_patches": [shown.height // shown.width]}, 0))
 
 
 def _of_internvl(processor: Any, images: list[Image.Image]) -> dict[str, torch.Tensor]:
@@ -357,8 +429,8 @@ _ROWS = 4
 """Maximum rows and columns of tiles of a SmolVLM's image."""
 
 
-def _smolvlm_text(_height: int, _width: int, grid: tuple[int, int]) -> str:
-    return str(get_image_prompt_string(*grid, 4, "<fake_token_around_image>", "<image>", "<global-img>"))
+def _smolvlm_text(shown: DecodedImage) -> str:
+    return str(get_image_prompt_string(*shown.grid, 4, "<fake_token_around_image>", "<image>", "<global-img>"))
 
 
 def _of_smolvlm(processor: Any, images: list[Image.Image]) -> dict[str, torch.Tensor]:
@@ -390,18 +462,73 @@ def _smolvlm_family(name: str) -> Family:
     )
 
 
+def _of_llama4(processor: Any, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+    return {"pixel_values": processor(images).float()}
+
+
+def _llama4_text(shown: DecodedImage) -> str:
+    texts: Any = SimpleNamespace()
+    return str(Llama4Texts._prompt_split_image(texts, shown.grid, 4))
+
+
+def _llama4_family() -> Family:
+    vision = {
+        **VISION,
+        "patch_size": 7,
+        "image_size": 28,
+        "projector_input_dim": 24,
+        "projector_output_dim": 24,
+        "vision_output_dim": 24,
+        "intermediate_size": 128,
+    }
+    return Family(
+        architecture="Llama4ForConditionalGeneration",
+        config={"vision_config": vision, "image_token_index": FIRST_MARK},
+        text_type="llama4_text",
+        marks=(
+            *("<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"),
+            *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+        ),
+        preprocessor={"size": {"height": 28, "width": 28}, "max_patches": 6},
+        inputs=_of_llama4,
+        processor=Llama4Processor,
+        text=_llama4_text,
+        refused=[
+            ({"size": {"height": 28, "width": 35}}, "is not the image_size 28"),
+            ({"resize_to_max_canvas": True}, "resize_to_max_canvas True is not supported"),
+            ({"max_patches": -1}, "max_patches -1 is not supported"),
+        ],
+        refused_configs=[
+            ({"image_token_index": 200}, "tokenizer.json lacks the tokens of images"),
+            ({"vision_config": {**vision, "pixel_shuffle_ratio": 0.3}}, "0.3 is not supported for 28 pixels"),
+        ],
+        text_config={
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 72,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_layers": [1],
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 32,
+            "floor_scale": 8,
+            "attn_scale": 0.4,
+            "pad_token_id": None,
+        },
+    )
+
+
 def _of_gemma4(processor: Any, images: list[Image.Image]) -> dict[str, torch.Tensor]:
     out = processor(images=images, return_tensors="pt")
     return {name: out[name] for name in ("pixel_values", "image_position_ids")}
 
 
-def _gemma4_text(height: int, width: int, _grid: tuple[int, int]) -> str:
+def _gemma4_text(shown: DecodedImage) -> str:
     processor: Any = SimpleNamespace(boi_token="<begin>", eoi_token="<end>", image_token="<image>")
-    counts = {"num_soft_tokens_per_image": [height * width // 12**2]}
+    counts = {"num_soft_tokens_per_image": [shown.height * shown.width // 12**2]}
     return str(Gemma4Processor.replace_image_token(processor, counts, 0))
 
 
-def _gemma4_family(**vision: Any) -> Family:
+def _gemma4_family(*, whole: bool = False, **vision: Any) -> Family:
     return Family(
         architecture="Gemma4ForConditionalGeneration",
         config={
@@ -438,16 +565,20 @@ def _gemma4_family(**vision: Any) -> Family:
             "sliding_window": 30,
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
             "pad_token_id": 7,
+            "use_bidirectional_attention": "vision" if whole else None,
         },
+        typed=whole,
     )
 
 
 FAMILIES = {
     "Gemma 4": _gemma4_family(use_clipped_linears=True, standardize=True),
+    "Gemma 4, whole images": _gemma4_family(whole=True),
     "Idefics3": _smolvlm_family("Idefics3"),
     "SmolVLM": _smolvlm_family("SmolVLM"),
     "InternVL": _internvl_family("qwen2", -1, use_mean_pooling=False, norm_type="rms_norm", use_qk_norm=True),
     "InternVL 3.5": _internvl_family("qwen3", -2),
+    "Llama 4": _llama4_family(),
     "LLaVA": _llava_family(
         "clip_vision_model",
         CLIPImageProcessorPil,
@@ -464,6 +595,7 @@ FAMILIES = {
         vision_feature_select_strategy="full",
         vision_feature_layer=[-1, 1],
     ),
+    "LLaVA-OneVision": _onevision_family(),
     "Mistral 3": _pixtral_family("Mistral3ForConditionalGeneration", 2, spatial_merge_size=2),
     "Pixtral": _pixtral_family(
         "LlavaForConditionalGeneration", 1, vision_feature_select_strategy="full", vision_feature_layer=-1

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
     get_aspect_ratio_preserving_size,
 )
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape, unpad_image
 from transformers.models.pixtral.image_processing_pil_pixtral import (
     PixtralImageProcessorPil,
     get_resize_output_image_size,
@@ -30,10 +33,12 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from packages.frontend.tests.media.image_files import noise, odd_images, saved
 from tercet.frontend.media.image_pipe import Decode, Decoded
-from tercet.frontend.media.image_sizes import AspectRatioError, array_size
-from tercet.frontend.media.image_worker import decoded_image
+from tercet.frontend.media.image_sizes import AspectRatioError, array_size, canvas_grid, canvas_size
+from tercet.frontend.media.image_worker import _rgb, decoded_image
+from tercet.protocol.messages.any_resolution import AnyResolution, PaddedSquare
 from tercet.protocol.messages.media import (
     AspectTiles,
+    CanvasTiles,
     CenterCrop,
     EdgeTiles,
     FilledPixels,
@@ -44,6 +49,7 @@ from tercet.protocol.messages.media import (
     PixelRange,
     TileTexts,
 )
+from tests.integration.llama4_processor import Llama4Processor, sizes_of
 
 IMAGES = odd_images() | {
     f"{width}x{height}": saved(noise(width, height)) for width, height in ((100, 100), (90, 200), (333, 77), (28, 57))
@@ -121,7 +127,14 @@ def test_the_array_of_clip_equals_that_of_transformers(name: str, edge: int) -> 
     np.testing.assert_array_equal(array_of(found), expected)
 
 
-@pytest.mark.parametrize("size", [LongestEdge(max_edge=80), CenterCrop(shortest_edge=56, height=56, width=56)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        LongestEdge(max_edge=80),
+        CenterCrop(shortest_edge=56, height=56, width=56),
+        PaddedSquare(side=28, background=(0,) * 3),
+    ],
+)
 def test_narrow_images_whose_ratio_counts_are_refused(size: ImageSize) -> None:
     with pytest.raises(AspectRatioError, match="no side may be 200 times as long"):
         decoded(NARROW, size, 14, 3)
@@ -158,6 +171,60 @@ def test_the_tiles_of_smolvlm_equal_those_of_transformers(name: str, tile: int, 
     [[rows]], [[columns]] = expected["rows"], expected["cols"]
     text = get_image_prompt_string(rows, columns, 4, "<fake>", "<image>", "<global>")
     assert form.replacement(found.height, found.width, found.grid) == text
+
+
+@pytest.mark.parametrize(("tile", "most"), [(28, 16), (30, 5)])
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_tiles_of_llama_4_equal_those_of_transformers(name: str, tile: int, most: int) -> None:
+    found = decoded(name, CanvasTiles(tile=tile, max_tiles=most), tile // 2, 2)
+    upright = _rgb(ImageOps.exif_transpose(Image.open(BytesIO(IMAGES[name]))))
+    processor = Llama4Processor({"height": tile}, most)
+    np.testing.assert_array_equal(array_of(found), stacked(processor.tiles(upright).numpy()))
+    grid = processor.grid(upright)
+    assert found.grid == (grid if grid != (1, 1) else (0, 0))
+
+
+@given(
+    height=st.integers(1, 4000), width=st.integers(1, 4000), tile=st.sampled_from([28, 336]), most=st.integers(1, 16)
+)
+def test_sizes_of_llama_4_equal_those_of_transformers(height: int, width: int, tile: int, most: int) -> None:
+    canvas, near = sizes_of(height, width, tile, most)
+    rows, columns = canvas_grid(height, width, CanvasTiles(tile=tile, max_tiles=most))
+    assert (rows * tile, columns * tile) == canvas
+    assert canvas_size(height, width, canvas, tile) == near
+
+
+GRIDS = [[height * 28, width * 28] for height in (1, 2, 3) for width in (1, 2, 3, 4)]
+ANY = AnyResolution(tile=28, sizes=tuple((height, width) for height, width in GRIDS), max_tiles=9)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_tiles_of_llava_onevision_equal_those_of_transformers(name: str) -> None:
+    processor = LlavaOnevisionImageProcessorPil(size={"height": 28, "width": 28}, image_grid_pinpoints=GRIDS)
+    expected = expected_of(name, processor, **AS_THEY_ARE)
+    found = decoded(name, ANY, 14, 3)
+    np.testing.assert_array_equal(array_of(found), stacked(expected["pixel_values"][0]))
+    assert found.original == tuple(expected["image_sizes"][0])
+
+
+@pytest.mark.parametrize("name", sorted(IMAGES.keys() - {NARROW}))
+def test_squares_of_llava_onevision_equal_those_of_transformers(name: str) -> None:
+    processor = LlavaOnevisionImageProcessorPil(size={"height": 28, "width": 28}, image_mean=[0.1, 0.5, 0.9])
+    image = ImageOps.exif_transpose(Image.open(BytesIO(IMAGES[name])))
+    expected = processor([[image, image]], return_tensors="np", **AS_THEY_ARE)["pixel_values"]
+    found = decoded(name, PaddedSquare(side=28, background=(25, 127, 229)), 14, 3)
+    np.testing.assert_array_equal(array_of(found), expected[1, 0])
+
+
+@given(height=st.integers(1, 3000), width=st.integers(1, 3000))
+def test_margins_of_llava_onevision_equal_those_of_transformers(height: int, width: int) -> None:
+    rows, columns = get_anyres_image_grid_shape((height, width), GRIDS, 28)
+    assert ANY.grid(height, width) == (rows, columns)
+    whole = torch.arange(rows * columns * 25).view(1, rows * 5, columns * 5)
+    inner = unpad_image(whole, (height, width))[0]
+    found = ANY.inner(height, width, 5)
+    assert found == tuple(inner.shape)
+    assert ANY.embeddings(height, width, 5) <= ANY.most_embeddings(5)
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -3,19 +3,24 @@
 import json
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("PIL")
 
+from tercet.frontend.media.prompt_media import replacement_of
 from tercet.protocol.messages.values import Resume, pack_ints
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.vision.wrappers import image_model
 from tests.integration.image_families import FAMILIES, FIRST_MARK, SIZES, Family, Parts, Reference, Run
 
 of_each_tower = pytest.mark.parametrize(
-    "family", ["Mistral 3", "LLaVA", "InternVL", "SmolVLM", "Gemma 4"], indirect=True, scope="module"
+    "family",
+    ["Mistral 3", "LLaVA", "LLaVA-OneVision", "Llama 4", "InternVL", "SmolVLM", "Gemma 4", "Gemma 4, whole images"],
+    indirect=True,
+    scope="module",
 )
 """Tests that need no second family with the same code."""
 
@@ -73,12 +78,11 @@ def test_a_hundred_tokens_equal_those_of_transformers(run: Run, reference: Refer
 
 
 def test_texts_of_images_equal_those_of_transformers(run: Run, family: Family) -> None:
-    for name in SIZES:
-        shown = run.decoded(name)
-        text = run.form.replacement(shown.height, shown.width, shown.grid)
-        assert text == family.text(shown.height, shown.width, shown.grid)
-        [place] = run.prompt([name]).images
-        assert place.place.tokens <= run.form.max_tokens
+    for name, count in product(SIZES, (1, 2)):
+        shown = run.decoded(name, count)
+        assert replacement_of(shown, run.form) == family.text(shown)
+        for place in run.prompt([name] * count).images:
+            assert place.place.tokens <= run.form.max_tokens
 
 
 @of_each_tower
@@ -103,8 +107,12 @@ def test_prefix_hits_before_inside_and_after_an_image_change_no_answer(run: Run,
     assert first - 4 <= hits[1] < first
     assert first - 10 <= hits[2] < first
     assert cut - 4 <= hits[3] < first - 10
-    assert hits[4] >= len(run.prompt(chats[3]).ids) - 4
-    assert len(encoded) == 2, "each image is encoded once"
+    if run.form.several is None:
+        assert hits[4] >= len(run.prompt(chats[3]).ids) - 4
+        assert len(encoded) == 2, "each image is encoded once"
+    else:
+        assert cut - 4 <= hits[4] < first - 10, "a second image changes the first one"
+        assert len(encoded) == 4
     assert reference.answer(run, chats[0]) != reference.answer(run, chats[3]), "another image has another answer"
 
 

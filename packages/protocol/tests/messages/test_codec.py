@@ -52,6 +52,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(parts[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(values(parts[0]), values(parts[1]), max_size=3)
+    if origin is tuple and parts[-1] is Ellipsis:
+        return st.lists(values(parts[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, parts))
     assert origin in {types.UnionType, typing.Union}, hint

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tercet.protocol.messages import messages as m
+from tercet.protocol.messages.any_resolution import PaddedSquare
 from tercet.protocol.messages.audio import (
     AudioFormat,
     AudioInput,
@@ -114,6 +115,7 @@ MESSAGES: list[m.Message] = [
                 prefix="<begin>",
                 row_break="<break>",
                 tiles=TileTexts(tile="<{row}, {column}>", row_break="\n", thumbnail="<whole>"),
+                several=PaddedSquare(side=384, background=(127, 127, 127)),
             ),
             audio=AudioFormat(
                 rate=16_000,
@@ -173,7 +175,7 @@ MESSAGES: list[m.Message] = [
         prediction=pack_ints([42, 128_000]),
         tenant="00ff" * 8,
         traced=True,
-        images=[ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2)],
+        images=[ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2, original=(61, 47))],
         audio=AudioInput(sha256=b"\xf0" * 32, transcript=Transcript.TIMESTAMPS),
         sounds=[SoundInput(sha256=b"\x0f" * 32, samples=640, first=1, tokens=1)],
     ),

@@ -15,7 +15,7 @@ from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.testing import Driver, FakeExecutor, request, small_capacity
 
 IMAGE, TOKENS = 49, 6
-SIZE = {"height": 2, "width": 3}
+SIZE: dict[str, Any] = {"height": 2, "width": 3}
 FORM = ImageFormat(size=FixedSize(**SIZE), patch=1, resample=2, marker="", token="", token_id=IMAGE, max_tokens=TOKENS)
 CAT, DOG, BIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 

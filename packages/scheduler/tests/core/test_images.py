@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tercet.protocol.messages.any_resolution import AnyResolution, PaddedSquare
 from tercet.protocol.messages.media import FixedSize, ImageFormat, ImageInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Resume, pack_ints
@@ -19,7 +20,7 @@ from tercet.scheduler.core.window_pages import window_pages
 from tercet.scheduler.testing import Driver, FakeExecutor, request, small_capacity
 
 IMAGE, TOKENS = 49, 6
-SIZE = {"height": 2, "width": 3}
+SIZE: dict[str, Any] = {"height": 2, "width": 3}
 FORM = ImageFormat(size=FixedSize(**SIZE), patch=1, resample=2, marker="", token="", token_id=IMAGE, max_tokens=TOKENS)
 CAT, DOG, BIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 
@@ -192,6 +193,7 @@ def test_an_attempt_goes_on_only_with_the_same_images() -> None:
         ({"height": 0}, "size"),
         ({"height": -2, "width": -3}, "size"),
         ({"first": 0}, "not in the place"),
+        ({"original": (2, 3)}, "size"),
     ],
 )
 def test_images_out_of_place_are_rejected(change: dict[str, Any], why: str) -> None:
@@ -199,6 +201,42 @@ def test_images_out_of_place_are_rejected(change: dict[str, Any], why: str) -> N
     place = ImageInput(**{"sha256": CAT, "first": 1, "tokens": TOKENS, **SIZE, **change})
     core.send(request("r", [1, *[IMAGE] * TOKENS, 2], images=[place]))
     assert why in core.rejected["r"].message
+
+
+ANY = ImageFormat(
+    size=AnyResolution(tile=4, sizes=((4, 4), (4, 8)), max_tiles=9),
+    several=PaddedSquare(side=4, background=(0, 0, 0)),
+    patch=2,
+    resample=3,
+    marker="",
+    token="",
+    token_id=IMAGE,
+    max_tokens=20,
+)
+
+
+@pytest.mark.parametrize(
+    ("height", "original", "tokens", "why"),
+    [
+        (12, (5, 10), 14, ""),
+        (12, (5, 10), 13, "not in the place"),
+        (8, (4, 4), 10, ""),
+        (4, (), 5, ""),
+        (8, (), 10, "size"),
+        (8, (5, 10), 14, "size"),
+        (8, (4, 4, 4), 10, "size"),
+        (8, (0, 4), 10, "size"),
+        (8, (1 << 80, 4), 10, "size"),
+    ],
+)
+def test_original_sizes_decide_how_many_tokens_an_image_has(
+    height: int, original: tuple[int, ...], tokens: int, why: str
+) -> None:
+    core = Driver(small_capacity(images=ANY))
+    place = ImageInput(sha256=CAT, height=height, width=4, first=1, tokens=tokens, original=original)
+    core.send(request("r", [1, *[IMAGE] * tokens, 2], images=[place]))
+    assert why in (core.rejected["r"].message if why else "")
+    assert ("r" in core.rejected) == bool(why)
 
 
 def test_images_have_rows_with_other_tokens_between_them() -> None:

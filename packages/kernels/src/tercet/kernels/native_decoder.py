@@ -135,7 +135,7 @@ class NativeDecoder:
         return hidden
 
     def _replaced(self, replaced: ReplacedEmbeddings) -> tuple[int, int, int, int]:
-        places, vectors, _ = replaced
+        places, vectors = replaced.places, replaced.vectors
         if (
             places.dtype != torch.int64
             or vectors.dtype != torch.float32

@@ -98,6 +98,7 @@ WRAPPERS: Mapping[str, Mapping[str, str]] = {
         "mistral": "MistralForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
     },
+    "LlavaOnevisionForConditionalGeneration": {"qwen2": "Qwen2ForCausalLM"},
     "Mistral3ForConditionalGeneration": {
         "mistral": "MistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",

@@ -4,6 +4,7 @@ import hashlib
 import resource
 from array import array
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -145,7 +146,7 @@ def test_embeddings_used_last_are_kept_within_the_bound() -> None:
 def test_embeddings_that_are_kept_let_no_memory_grow() -> None:
     side = 896
     arrays = [number.to_bytes(4, "big") * (3 * side * side // 4) for number in range(60)]
-    sizes = {"height": side, "width": side, "first": 0, "tokens": 3}
+    sizes: dict[str, Any] = {"height": side, "width": side, "first": 0, "tokens": 3}
     places = [ImageInput(sha256=hashlib.sha256(each).digest(), **sizes) for each in arrays]
 
     def tower(pixels: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import hashlib
 from array import array
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tercet.scheduler.executor.media.step_media import StepMedia
 
 IMAGE, TOKENS, PARTS = 9, 3, 10
 ARRAYS = [bytes([number]) * 9 for number in range(4)]
-SIZE = {"height": 1, "width": 3, "tokens": TOKENS}
+SIZE: dict[str, Any] = {"height": 1, "width": 3, "tokens": TOKENS}
 ROWS = [Row(7, 0, 1, sample=True)]
 
 

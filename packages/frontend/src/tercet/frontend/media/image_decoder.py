@@ -34,13 +34,15 @@ class ImageSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """Array of an image, uint8 [height, width, 3], and the SHA-256 of its size, its grid and itself."""
+    """Array of an image, uint8 [height, width, 3], and the SHA-256 of its sizes, its grid and itself."""
 
     array: bytes
     height: int
     width: int
     grid: tuple[int, int] = (0, 0)
     """Rows and columns of tiles of an image that is cut into several."""
+    original: tuple[int, ...] = ()
+    """See `ImageInput.original`."""
     sha256: bytes
 
 
@@ -95,7 +97,12 @@ class ImageDecoder:
             raise _refused(result.error, source)
         sha256 = await asyncio.to_thread(digest_of, result)
         return DecodedImage(
-            array=result.array, height=result.height, width=result.width, grid=result.grid, sha256=sha256
+            array=result.array,
+            height=result.height,
+            width=result.width,
+            grid=result.grid,
+            original=result.original,
+            sha256=sha256,
         )
 
     def _file(self, source: ImageSource) -> AbstractAsyncContextManager[str | bytes]:
@@ -116,8 +123,9 @@ class ImageDecoder:
 
 
 def digest_of(image: Decoded) -> bytes:
-    """Return the hash of an image. Size and grid are parts, because arrays of other ones may have the same bytes."""
-    digest = hashlib.sha256("{} {} {} {} ".format(image.height, image.width, *image.grid).encode())
+    """Return the hash of an image. Sizes and grid are parts, because arrays of other ones may have the same bytes."""
+    sizes = (image.height, image.width, *image.grid, *image.original)
+    digest = hashlib.sha256("".join(f"{size} " for size in sizes).encode())
     digest.update(image.array)
     return digest.digest()
 

@@ -25,6 +25,8 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     width: int = 0
     grid: tuple[int, int] = (0, 0)
     """Rows and columns of tiles of an image that is cut into several."""
+    original: tuple[int, ...] = ()
+    """See `ImageInput.original`."""
     error: str = ""
 
 

@@ -1,8 +1,9 @@
 """Sizes of the arrays that models take, from an image's own size. Sizes are (height, width)."""
 
 import math
+import struct
 
-from tercet.protocol.messages.media import AspectTiles, FilledPixels, FixedSize, LongestEdge, PixelRange
+from tercet.protocol.messages.media import AspectTiles, CanvasTiles, FilledPixels, FixedSize, LongestEdge, PixelRange
 
 Size = tuple[int, int]
 
@@ -20,16 +21,17 @@ def array_size(height: int, width: int, size: FixedSize | PixelRange | LongestEd
         case FixedSize():
             return size.height, size.width
         case PixelRange():
-            _check_ratio(height, width)
+            check_ratio(height, width)
             return _within(height, width, size, patch)
         case LongestEdge():
-            _check_ratio(height, width)
+            check_ratio(height, width)
             return _below(height, width, size.max_edge, patch)
         case FilledPixels():
             return _filling(height, width, size.max_pixels, patch)
 
 
-def _check_ratio(height: int, width: int) -> None:
+def check_ratio(height: int, width: int) -> None:
+    """Raise AspectRatioError for an image with one side much longer than the other."""
     if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
         raise AspectRatioError(f"it has {width} x {height} pixels, and no side may be 200 times as long as the other")
 
@@ -71,7 +73,7 @@ def _filling(height: int, width: int, max_pixels: int, patch: int) -> Size:
 
 def shortest_edge_size(height: int, width: int, edge: int) -> Size:
     """Return a size whose shorter side is `edge`. Raises AspectRatioError."""
-    _check_ratio(height, width)
+    check_ratio(height, width)
     long = int(edge * max(height, width) / min(height, width))
     return (long, edge) if width <= height else (edge, long)
 
@@ -83,6 +85,14 @@ def longest_edge_size(height: int, width: int, edge: int) -> Size:
         return max(1, other + other % 2), edge
     other = int(edge * (width / height))
     return edge, max(1, other + other % 2)
+
+
+def size_within(height: int, width: int, bounds: Size) -> Size:
+    """Return the largest size of an image within bounds, as LLaVA-OneVision's image processor has it."""
+    across, along = bounds[1] / width, bounds[0] / height
+    if across < along:
+        return min(math.ceil(height * across), bounds[0]), bounds[1]
+    return bounds[0], min(math.ceil(width * along), bounds[1])
 
 
 def whole_tiles(height: int, width: int, tile: int) -> Size:
@@ -110,3 +120,51 @@ def aspect_grid(height: int, width: int, size: AspectTiles) -> Size:
         if difference < least or (difference == least and small):
             best, least = (rows, columns), difference
     return best
+
+
+def canvas_grid(height: int, width: int, size: CanvasTiles) -> Size:
+    """Return the rows and columns of tiles of the canvas that enlarges an image least, or else shrinks it least.
+
+    Of equal ones it is the first of the least area, as in Llama 4's image processor, which computes in float32.
+    """
+    by_ratio: dict[float, list[Size]] = {}
+    for count in range(size.max_tiles, 0, -1):
+        for rows in range(1, count + 1):
+            if count % rows == 0:
+                by_ratio.setdefault(rows / (count // rows), []).append((rows, count // rows))
+    scales = {
+        grid: min(_divided(side * size.tile, own) for side, own in zip(grid, (height, width), strict=True))
+        for same in by_ratio.values()
+        for grid in same
+    }
+    best = min((scale for scale in scales.values() if scale >= 1), default=max(scales.values()))
+    return min((grid for grid, scale in scales.items() if scale == best), key=math.prod)
+
+
+def canvas_size(height: int, width: int, canvas: Size, tile: int) -> Size:
+    """Return the size of an image on a canvas: only one that is smaller than a tile is enlarged.
+
+    Where the canvas bounds a side, Llama 4's image processor computes in float32.
+    """
+    bounded = [max(own, tile) > most for own, most in zip((height, width), canvas, strict=True)]
+    bounds = [min(max(own, tile), most) for own, most in zip((height, width), canvas, strict=True)]
+    down, across = (
+        _divided(bound, own) if single else bound / own
+        for bound, own, single in zip(bounds, (height, width), bounded, strict=True)
+    )
+    if (_single(across) < _single(down)) if any(bounded) else across < down:
+        scaled = _single(_single(height) * across) if bounded[1] else height * across
+        return max(1, min(math.floor(scaled), bounds[0])), bounds[1]
+    scaled = _single(_single(width) * down) if bounded[0] else width * down
+    return bounds[0], max(1, min(math.floor(scaled), bounds[1]))
+
+
+def _divided(a: int, b: int) -> float:
+    """Return a quotient in float32."""
+    return _single(_single(a) / _single(b))
+
+
+def _single(number: float) -> float:
+    """Return the nearest float32."""
+    [rounded] = struct.unpack("f", struct.pack("f", number))
+    return float(rounded)

@@ -14,6 +14,7 @@ from tercet.frontend.helper.pipe import encode_frame, read_frame
 from tercet.frontend.media.image_pipe import Decode, Decoded, decode_order
 from tercet.frontend.media.image_resizing import arranged
 from tercet.frontend.media.image_sizes import AspectRatioError
+from tercet.protocol.messages.any_resolution import AnyResolution
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 """Formats that OpenAI's and Anthropic's APIs take. Others would only be more code that reads untrusted files."""
@@ -57,7 +58,8 @@ def decoded_image(order: Decode) -> Decoded:
     """Return the first frame of a file, upright and resized. Raises an error for a file that is refused or damaged."""
     image = ImageOps.exif_transpose(_open(order.file or _file(order.base64)))
     array, grid = arranged(_rgb(image), order.size, order.patch, order.resample)
-    return Decoded(array=array.tobytes(), height=array.height, width=array.width, grid=grid)
+    original = (image.height, image.width) if isinstance(order.size, AnyResolution) else ()
+    return Decoded(array=array.tobytes(), height=array.height, width=array.width, grid=grid, original=original)
 
 
 def _file(text: str) -> bytes:

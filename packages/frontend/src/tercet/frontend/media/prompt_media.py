@@ -27,6 +27,11 @@ def form_of(limits: ModelLimits) -> Form | None:
     return limits.sounds if limits.images is None else limits.images
 
 
+def form_among(form: Form, count: int) -> Form:
+    """Return the form of the images of a prompt that has so many."""
+    return form.among(count) if isinstance(form, ImageFormat) else form
+
+
 def content_of(source: Source) -> str:
     """Return the URL of an image, or the file of a sound in base64."""
     return source.url if isinstance(source, ImageSource) else source.base64
@@ -45,7 +50,7 @@ def replacement_of(decoded: Decoded, form: Form) -> str:
     """Return the text that takes the place of the marker before tokenization."""
     if isinstance(decoded, DecodedImage):
         assert isinstance(form, ImageFormat)
-        return form.replacement(decoded.height, decoded.width, decoded.grid)
+        return form.replacement(decoded.height, decoded.width, decoded.grid, decoded.original)
     return form.token * embeddings_of(decoded, form)
 
 
@@ -53,7 +58,7 @@ def embeddings_of(decoded: Decoded, form: Form) -> int:
     """Return the number of placeholder tokens."""
     if isinstance(decoded, DecodedImage):
         assert isinstance(form, ImageFormat)
-        return form.embeddings(decoded.height, decoded.width)
+        return form.embeddings(decoded.height, decoded.width, decoded.original)
     assert isinstance(form, SoundFormat)
     return form.embeddings(decoded.samples)
 
@@ -62,4 +67,11 @@ def place_of(decoded: Decoded, first: int, tokens: int) -> Place:
     """Return the part of a message beside the array."""
     if isinstance(decoded, DecodedSound):
         return SoundInput(sha256=decoded.sha256, samples=decoded.samples, first=first, tokens=tokens)
-    return ImageInput(sha256=decoded.sha256, height=decoded.height, width=decoded.width, first=first, tokens=tokens)
+    return ImageInput(
+        sha256=decoded.sha256,
+        height=decoded.height,
+        width=decoded.width,
+        first=first,
+        tokens=tokens,
+        original=decoded.original,
+    )

@@ -11,6 +11,7 @@ class ReplacedEmbeddings(NamedTuple):
     places: torch.Tensor  # int64 [replaced]: tokens of the step, ascending
     vectors: torch.Tensor  # [replaced, parts * hidden]: parts after the first are added after the first layers
     seen: torch.Tensor | None = None  # int32 [tokens]: see `AttentionBatch.seen`
+    in_windows: bool = False  # `seen` applies to layers with a window alone
 
     def part(self, tokens: slice) -> "ReplacedEmbeddings | None":
         """Return those of some of the step's tokens; None if there are none. Tokens must not see later parts."""
@@ -18,4 +19,4 @@ class ReplacedEmbeddings(NamedTuple):
         if not inside.any():
             return None
         seen = None if self.seen is None else self.seen[tokens]
-        return ReplacedEmbeddings(self.places[inside] - tokens.start, self.vectors[inside], seen)
+        return ReplacedEmbeddings(self.places[inside] - tokens.start, self.vectors[inside], seen, self.in_windows)

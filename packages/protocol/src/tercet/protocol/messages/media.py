@@ -2,6 +2,8 @@
 
 import msgspec
 
+from tercet.protocol.messages.any_resolution import AnyResolution, PaddedSquare
+
 
 class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
     """Fixed size of every image. The aspect ratio is not kept."""
@@ -61,7 +63,28 @@ class EdgeTiles(msgspec.Struct, frozen=True, kw_only=True, tag="edge_tiles"):
     longest_edge: int
 
 
-ImageSize = FixedSize | PixelRange | LongestEdge | FilledPixels | CenterCrop | AspectTiles | EdgeTiles
+class CanvasTiles(msgspec.Struct, frozen=True, kw_only=True, tag="canvas_tiles"):
+    """Square tiles, at most `max_tiles`, of an image at the top left of the black canvas that shrinks it least.
+
+    They are in the array as those of `AspectTiles`.
+    """
+
+    tile: int
+    max_tiles: int
+
+
+ImageSize = (
+    FixedSize
+    | PixelRange
+    | LongestEdge
+    | FilledPixels
+    | CenterCrop
+    | AspectTiles
+    | EdgeTiles
+    | CanvasTiles
+    | AnyResolution
+    | PaddedSquare
+)
 
 
 class TileTexts(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +96,10 @@ class TileTexts(msgspec.Struct, frozen=True, kw_only=True):
     """Text between the rows of tiles."""
     thumbnail: str
     """Text between the last tile and the thumbnail."""
+    column_break: str = ""
+    """Text between the tiles of a row."""
+    prefix: str = ""
+    """Text before the first tile."""
 
 
 class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,39 +126,72 @@ class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Text between the rows of an image."""
     tiles: TileTexts | None = None
     """Texts of an image that is cut into several tiles; None if they are like those of any other."""
+    several: PaddedSquare | None = None
+    """Size of each image of a prompt that has several; None if it is `size`."""
 
-    def replacement(self, height: int, width: int, grid: tuple[int, int] = (0, 0)) -> str:
+    def among(self, count: int) -> "ImageFormat":
+        """Return the form of the images of a prompt that has so many."""
+        return self if self.several is None or count == 1 else msgspec.structs.replace(self, size=self.several)
+
+    def replacement(
+        self, height: int, width: int, grid: tuple[int, int] = (0, 0), original: tuple[int, ...] = ()
+    ) -> str:
         """Return the text that takes the place of the marker before tokenization.
 
-        `grid` has the rows and columns of tiles of an image that is cut into several.
+        `grid` has the rows and columns of tiles of an image that is cut into several, and `original` is that of
+        `ImageInput`.
         """
         rows, columns = grid
         if self.tiles is not None and rows:
             tile = self.token * (self.embeddings(height, width) // (rows * columns + 1))
             lines = [
-                "".join(self.tiles.tile.format(row=row + 1, column=column + 1) + tile for column in range(columns))
+                self.tiles.column_break.join(
+                    self.tiles.tile.format(row=row + 1, column=column + 1) + tile for column in range(columns)
+                )
                 for row in range(rows)
             ]
-            return f"{self.tiles.row_break.join(lines)}{self.tiles.thumbnail}{tile}{self.suffix}"
-        columns = width // self.patch
-        lines = [self.token * columns] * (self.embeddings(height, width) // columns)
-        return f"{self.prefix}{self.row_break.join(lines)}{self.suffix}"
+            body = self.tiles.row_break.join(lines)
+            return f"{self.tiles.prefix}{body}{self.tiles.thumbnail}{tile}{self.suffix}"
+        count = self.embeddings(height, width, original)
+        columns = width // self.patch if self.row_break else count
+        return f"{self.prefix}{self.row_break.join([self.token * columns] * (count // columns))}{self.suffix}"
 
-    def fits(self, height: int, width: int) -> bool:
-        """Return whether an array of this size may be an image's."""
-        match self.size:
+    def fits(self, height: int, width: int, original: tuple[int, ...] = ()) -> bool:
+        """Return whether an array of this size may be an image's. `original` is that of `ImageInput`."""
+        size = self._size(original)
+        if isinstance(size, AnyResolution):
+            return size.fits(height, width, original)
+        return not original and self._fits(size, height, width)
+
+    def _size(self, original: tuple[int, ...]) -> ImageSize:
+        """Return the size of an image, which has no `original` among several."""
+        return self.size if self.several is None or original else self.several
+
+    def _fits(self, size: ImageSize, height: int, width: int) -> bool:
+        match size:
+            case AnyResolution():
+                return False
+            case PaddedSquare():
+                return height == width == size.side
             case FixedSize() | CenterCrop() as fixed:
                 return (height, width) == (fixed.height, fixed.width)
-            case AspectTiles() | EdgeTiles() as tiles:
+            case AspectTiles() | EdgeTiles() | CanvasTiles() as tiles:
                 return width == tiles.tile and height > 0 and height % tiles.tile == 0
             case PixelRange() | LongestEdge() | FilledPixels():
                 return all(side > 0 and side % self.patch == 0 for side in (height, width))
 
-    def embeddings(self, height: int, width: int) -> int:
+    def embeddings(self, height: int, width: int, original: tuple[int, ...] = ()) -> int:
         """Return the number of embeddings, and so of placeholder tokens, of an image."""
-        if isinstance(self.size, AspectTiles | EdgeTiles):
-            return height // self.size.tile * (self.size.tile // self.patch) ** 2
-        return (height // self.patch) * (width // self.patch)
+        match self._size(original):
+            case AnyResolution() as size:
+                tall, wide = original
+                return size.embeddings(tall, wide, size.tile // self.patch)
+            case AspectTiles() | EdgeTiles() | CanvasTiles() as size:
+                return height // size.tile * (size.tile // self.patch) ** 2
+            case PaddedSquare() as size:
+                return (size.side // self.patch) ** 2 + 1
+            case _:
+                return (height // self.patch) * (width // self.patch)
 
 
 class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +205,8 @@ class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
     """Index of its first placeholder token in the prompt."""
     tokens: int
     """Tokens from its first to its last placeholder token."""
+    original: tuple[int, ...] = ()
+    """Height and width before it was resized, of an image in `AnyResolution`, whose embeddings depend on them."""
 
     @property
     def array_bytes(self) -> int:

@@ -58,6 +58,7 @@ class PromptImages:
                 width=each.width if isinstance(each, ImageInput) else 0,
                 first=each.first,
                 tokens=each.tokens,
+                original=each.original if isinstance(each, ImageInput) else (),
             )
             for each in images
         ]
@@ -134,7 +135,8 @@ def _place_error(
 def _embeddings(each: Input, form: ImageFormat | SoundFormat) -> int | None:
     """Return the number of embeddings of an input; None if it has a size that the model does not take."""
     if isinstance(each, ImageInput) and isinstance(form, ImageFormat):
-        return form.embeddings(each.height, each.width) if form.fits(each.height, each.width) else None
+        size = each.height, each.width, each.original
+        return form.embeddings(*size) if form.fits(*size) else None
     if isinstance(each, SoundInput) and isinstance(form, SoundFormat):
         return form.embeddings(each.samples) if form.fits(each.samples) else None
     return None

@@ -66,6 +66,7 @@ class PlannedImage(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     first: int
     tokens: int
+    original: tuple[int, ...] = ()  # see `ImageInput.original`
 
 
 class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +90,7 @@ class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     """Slot of the choice's adapter; -1 is none."""
     request: int = 0
     """Number of the request. Its choices share the time that their grammar may take."""
-    images: list[PlannedImage] = []
-    """Images whose embeddings take the place of placeholder tokens, in order."""
+    images: list[PlannedImage] = []  # in order
     audio: PlannedAudio | None = None
 
 

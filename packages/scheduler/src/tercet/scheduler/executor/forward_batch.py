@@ -60,6 +60,7 @@ class ForwardBatch:
     segments: Segments | None = None  # with `states`
     replaced: ReplacedEmbeddings | None = None  # of images
     cross: StepCross | None = None  # of models with an encoder and a decoder
+    windowed: Sequence[AttentionBackend] = ()  # those of layers with a window, if tokens of images see later ones there
 
     @classmethod
     def planned(
@@ -83,11 +84,16 @@ class ForwardBatch:
         If rows are `chained`, one sees the new token of another, so all are stored before any attends. Backends in
         which no token sees later ones are replaced in a step with images whose tokens do.
         """
+        windowed: list[AttentionBackend] = []
         if replaced is not None and replaced.seen is not None:
-            attention = [replace(group, seen=replaced.seen) for group in attention]
-            backends = [each if each.bidirectional else TorchNativeAttention() for each in backends]
-        for backend, group in zip(backends, attention, strict=True):
-            backend.plan(group)
+            seeing = [replace(group, seen=replaced.seen) for group in attention]
+            if replaced.in_windows:
+                windowed = [TorchNativeAttention() for _ in seeing]
+                _plan(windowed, seeing)
+            else:
+                attention = seeing
+                backends = [each if each.bidirectional else TorchNativeAttention() for each in backends]
+        _plan(backends, attention)
         mode = ForwardMode.of(attention[0].host_query_lens)
         apart = mode is ForwardMode.DECODE and not chained
         return cls(
@@ -105,6 +111,7 @@ class ForwardBatch:
             segments=segments,
             replaced=replaced,
             cross=cross,
+            windowed=windowed,
         )
 
     @property
@@ -160,7 +167,8 @@ class ForwardBatch:
         """Attend with the new tokens' keys and values already in the cache. See `attend`."""
         keys, values = self.pool.layer(layer_id)
         key_scale, value_scale = self.pool.scales_of(layer_id)
-        backend = self.backends[self.pool.group_of[layer_id]]
+        backends = self.windowed if self.windowed and params.window else self.backends
+        backend = backends[self.pool.group_of[layer_id]]
         return _scaled(backend.attend(q, keys, values, params, key_scale), value_scale)
 
     def rotates(self, layer_id: int) -> bool:
@@ -189,6 +197,11 @@ class ForwardBatch:
         if not isinstance(backend, ExpandingBackend):
             raise RuntimeError("no backend here expands latents")
         return backend.attend_expanded(queries, self.pool.layer(layer_id)[0], params, self.pool.scales_of(layer_id)[0])
+
+
+def _plan(backends: Sequence[AttentionBackend], attention: Sequence[AttentionBatch]) -> None:
+    for backend, group in zip(backends, attention, strict=True):
+        backend.plan(group)
 
 
 def _scaled(out: torch.Tensor, value_scale: float) -> torch.Tensor:

@@ -16,6 +16,7 @@ from tercet.frontend.media.prompt_media import (
     content_of,
     decode,
     embeddings_of,
+    form_among,
     form_of,
     place_of,
 )
@@ -56,19 +57,20 @@ async def decoded_images(decoders: Decoders, prompts: Sequence[Prompt], model: S
     sources = [[] if form is None or isinstance(prompt, TokenPrompt) else [*prompt.images] for prompt in prompts]
     if form is None or not any(sources):
         return [[] for _ in prompts]
-    decoded = await _decoded(decoders, [source for own in sources for source in own], form)
-    return [[decoded[content_of(source)] for source in own] for own in sources]
+    orders = [[(source, form_among(form, len(own))) for source in own] for own in sources]
+    decoded = await _decoded(decoders, [order for own in orders for order in own])
+    return [[decoded[content_of(source), form] for source, form in own] for own in orders]
 
 
-async def _decoded(decoders: Decoders, sources: Sequence[Source], form: Form) -> dict[str, Decoded]:
-    """Return images by URL, sounds by file.
+async def _decoded(decoders: Decoders, orders: Sequence[tuple[Source, Form]]) -> dict[tuple[str, Form], Decoded]:
+    """Return images by URL and form, sounds by file.
 
     At most `_AT_ONCE` are decoded at a time, so that one request fills no queue.
     """
     slots = asyncio.Semaphore(_AT_ONCE)
     held = 0
 
-    async def decode_next(source: Source) -> Decoded:
+    async def decode_next(source: Source, form: Form) -> Decoded:
         nonlocal held
         async with slots:
             image = await decode(decoders, source, form)
@@ -78,10 +80,10 @@ async def _decoded(decoders: Decoders, sources: Sequence[Source], form: Form) ->
             raise BadRequestError(message, param=source.param, code="invalid_image")
         return image
 
-    tasks: dict[str, asyncio.Task[Decoded]] = {}
-    for source in sources:
-        if (content := content_of(source)) not in tasks:
-            tasks[content] = asyncio.create_task(decode_next(source))
+    tasks: dict[tuple[str, Form], asyncio.Task[Decoded]] = {}
+    for source, form in orders:
+        if (key := (content_of(source), form)) not in tasks:
+            tasks[key] = asyncio.create_task(decode_next(source, form))
     try:
         return dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
     finally:

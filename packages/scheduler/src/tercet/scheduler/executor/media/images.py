@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
+from tercet.protocol.messages.any_resolution import AnyResolution, PaddedSquare
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.media import (
     AspectTiles,
+    CanvasTiles,
     CenterCrop,
     EdgeTiles,
     FilledPixels,
@@ -61,10 +63,14 @@ def _largest(form: ImageFormat) -> tuple[int, int]:
     match form.size:
         case FixedSize() | CenterCrop() as size:
             return size.height, size.width
-        case AspectTiles() as size:
+        case AspectTiles() | CanvasTiles() as size:
             return (size.max_tiles + 1) * size.tile, size.tile
         case EdgeTiles() as size:
             return (math.ceil(size.longest_edge / size.tile) ** 2 + 1) * size.tile, size.tile
+        case AnyResolution() as size:
+            return (max(math.prod(size.grid(*each)) for each in size.sizes) + 1) * size.tile, size.tile
+        case PaddedSquare() as size:
+            return size.side, size.side
         case PixelRange() | FilledPixels() as size:
             side = math.isqrt(size.max_pixels)
         case LongestEdge() as size:
@@ -123,12 +129,13 @@ class StepImages(Generic[ArrayT]):
 
     def __init__(
         self,
-        tower: Callable[[ArrayT], torch.Tensor] | None,
+        tower: Callable[..., torch.Tensor] | None,
         store: ArrayStore[ArrayT],
         token_id: int,
         device: torch.device,
         *,
         whole: bool,
+        in_windows: bool = False,
         positions: ImagePositions | None = None,
         most_bytes: int = MOST_EMBEDDING_BYTES,
         largest: int = 0,
@@ -136,14 +143,15 @@ class StepImages(Generic[ArrayT]):
     ) -> None:
         """Create the images of steps; `positions` are those of a model in which they have several parts.
 
-        `tower` returns the embeddings [embeddings, hidden] of an array. Embeddings that were used last are kept: see
-        `EmbeddingCache`. Without a tower, they are `shared` by rank 0.
+        `whole` and `in_windows` are those of `ImageModel`.
+        `tower` returns the embeddings [embeddings, hidden] of an array, and of the sizes in `PlannedImage.original`.
+        Embeddings that were used last are kept: see `EmbeddingCache`. Without a tower, they are `shared` by rank 0.
         """
         self._tower = tower
         self._store = store
         self._token_id = token_id
         self._device = device
-        self._whole = whole
+        self._whole, self._in_windows = whole, in_windows
         self._positions = positions
         self._shared = shared
         self._slots: dict[int, list[_Shown]] = {}
@@ -171,7 +179,7 @@ class StepImages(Generic[ArrayT]):
 
     def _embedded(self, image: PlannedImage) -> torch.Tensor:
         assert self._tower is not None
-        return self._tower(self._store.array(image))
+        return self._tower(self._store.array(image), *image.original)
 
     def _places(
         self, image: PlannedImage, ids: "np.ndarray[tuple[int], np.dtype[np.int32]]"
@@ -213,7 +221,7 @@ class StepImages(Generic[ArrayT]):
         if self._shared is not None:
             vectors = self._shared.share(len(places), vectors)
         assert vectors is not None
-        return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), vectors, seen)
+        return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), vectors, seen, self._in_windows)
 
     def _vectors(self, parts: Sequence[_Part]) -> torch.Tensor:
         """Return the embeddings of parts. Images whose embeddings have made room for others are encoded again."""

@@ -34,6 +34,7 @@ def step_images(
         form.token_id,
         device,
         whole=loaded.model.whole,
+        in_windows=isinstance(loaded, LoadedImages) and loaded.model.in_windows,
         positions=positions,
         largest=form.max_tokens,
         shared=loaded.shared if isinstance(loaded, LoadedImages) else None,

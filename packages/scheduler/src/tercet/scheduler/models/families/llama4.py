@@ -20,6 +20,7 @@ from tercet.scheduler.models.layers.layers import Attention, Rotary, Unrotated
 from tercet.scheduler.models.layers.moe import mlp_of
 from tercet.scheduler.models.layers.norms import WeightlessNorm
 from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.vision import wrappers
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
@@ -121,6 +122,7 @@ FAMILIES = (
         normalize=_normalize,
         moe=MoeDefaults(experts=16, top_k=1, size=("moe_intermediate_size", 8192), shared_size=8192, score="sigmoid"),
         adapt=_adapt,
+        images=wrappers.image_model,
         not_native="native kernels scale no inputs of experts",
     ),
 )

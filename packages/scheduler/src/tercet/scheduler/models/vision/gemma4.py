@@ -1,6 +1,8 @@
-"""Images of Gemma 4: patches with positions in two dimensions, pooled by squares, and a projection."""
+"""Images of Gemma 4: patches with positions in two dimensions, pooled by squares, and a projection.
 
-import logging
+In its larger models the tokens of an image see each other, in layers with a sliding window alone.
+"""
+
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -21,8 +23,6 @@ from tercet.scheduler.models.vision.processor import (
     resample_of,
     token_texts,
 )
-
-logger = logging.getLogger(__name__)
 
 _TOKENS = {"boi_token_id": 255_999, "eoi_token_id": 258_882, "image_token_id": 258_880}
 """Ids of the tokens before, after and in the place of an image, where config.json does not say them."""
@@ -61,15 +61,12 @@ class Gemma4Tower(VisionTower):
 def image_model(directory: Path) -> ImageModel | None:
     """Return the images of the model in a directory; None for its text model alone.
 
-    None, too, for the larger models, in which the tokens of an image see each other in some layers only. Raise
-    ModelError for a size or an option that is not supported.
+    Raise ModelError for a size or an option that is not supported.
     """
     if (processor := read_processor(directory, {"do_normalize": False})) is None:
         return None
     config = read_json(directory / "config.json")
-    if (config.get("text_config") or {}).get("use_bidirectional_attention") == "vision":
-        logger.warning("images are not taken: use_bidirectional_attention 'vision' is not supported for Gemma 4")
-        return None
+    whole = (config.get("text_config") or {}).get("use_bidirectional_attention") == "vision"
     sizes = {name: processor.get(name) or usual for name, usual in _SIZES.items()}
     for name, usual in _SIZES.items():
         if sizes[name] != (wanted := config["vision_config"].get(name) or usual):
@@ -79,7 +76,8 @@ def image_model(directory: Path) -> ImageModel | None:
         raise ModelError(f"{FILE}: max_soft_tokens {tokens} is not one of {', '.join(map(str, _COUNTS))}")
     return ImageModel(
         form=_form(directory, config, processor, sizes["patch_size"] * sizes["pooling_kernel_size"], tokens),
-        whole=False,
+        whole=whole,
+        in_windows=whole,
         build=partial(_build, config, processor, sizes["patch_size"]),
         names={"vision_tower.": "vision_tower.", "embed_vision.": "embed_vision."},
     )

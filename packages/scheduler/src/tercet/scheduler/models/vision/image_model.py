@@ -33,7 +33,10 @@ class VisionTower(nn.Module):
         return ((pixels - self._mean) / self._std).to(parameter.device, parameter.dtype)
 
     def forward(self, array: torch.Tensor) -> torch.Tensor:
-        """Return embeddings [embeddings, hidden] of an array uint8 [height, width, 3] on the CPU."""
+        """Return embeddings [embeddings, hidden] of an array uint8 [height, width, 3] on the CPU.
+
+        A model whose embeddings depend on `ImageInput.original` gets its numbers, too.
+        """
         raise NotImplementedError
 
 
@@ -51,6 +54,8 @@ class ImageModel(TowerModel[VisionTower]):
     form: ImageFormat
     whole: bool
     """The tokens of an image see each other."""
+    in_windows: bool = False
+    """They do so in layers with a sliding window alone."""
 
 
 def bounded_for_cpu(model: ImageModel) -> ImageModel:

@@ -5,14 +5,16 @@ from pathlib import Path
 
 from tercet.scheduler.architectures import named_architecture
 from tercet.scheduler.model_files import read_json
-from tercet.scheduler.models.vision import gemma4, idefics3, internvl, llava, pixtral
+from tercet.scheduler.models.vision import gemma4, idefics3, internvl, llama4, llava, llava_onevision, pixtral
 from tercet.scheduler.models.vision.image_model import ImageModel
 
 _IMAGES: Mapping[str, Callable[[Path], ImageModel | None]] = {
     "Gemma4ForConditionalGeneration": gemma4.image_model,
     "Idefics3ForConditionalGeneration": idefics3.image_model,
     "InternVLForConditionalGeneration": internvl.image_model,
+    "Llama4ForConditionalGeneration": llama4.image_model,
     "LlavaForConditionalGeneration": llava.image_model,
+    "LlavaOnevisionForConditionalGeneration": llava_onevision.image_model,
     "Mistral3ForConditionalGeneration": pixtral.image_model,
     "SmolVLMForConditionalGeneration": idefics3.image_model,
 }

@@ -44,7 +44,7 @@ _VISION = tuple(
     for prefix in ("", "model.")
     for part in (
         *("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "mm_projector.", "embed_vision."),
-        *("connector.", "audio_tower.", "embed_audio.", "encoder."),
+        *("connector.", "audio_tower.", "embed_audio.", "encoder.", "image_newline"),
     )
 )
 
