@@ -31,9 +31,12 @@ MODELS: dict[str, tuple[Callable[[Path], Path], Sequence[Prompt]]] = {
 }
 
 
-def answers(executor: Ranks | TpModelWorker, prompts: Sequence[Prompt]) -> dict[tuple[str, int], list[int]]:
+def answers(
+    executor: Ranks | TpModelWorker, prompts: Sequence[Prompt], stages: int = 1
+) -> dict[tuple[str, int], list[int]]:
     """Return the answers to prompts that run side by side, in chunks, and twice: the second time from the cache."""
-    driver = Driver(executor.capacity, CoreConfig(token_budget=17), executor=executor)
+    overlap = stages if stages > 1 else 0
+    driver = Driver(executor.capacity, CoreConfig(token_budget=17, stages=stages), overlap=overlap, executor=executor)
     assert executor.images is not None
     for turn in range(2):
         for number, (ids, images, arrays) in enumerate(prompts):
@@ -62,9 +65,22 @@ def test_two_ranks_read_images(kind: str, hosts: int, place: Path, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("as_before", "place")
-def test_pipeline_stages_say_that_they_read_no_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    options = WorkerOptions(model=write_gemma3(tmp_path), device="cpu", slots=4, kv_cache_bytes=1 << 24)
-    ranks = Ranks(replace(options, overlap=True), Split(1, 2))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("split", [Split(1, 2), pytest.param(Split(2, 2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_pipeline_stages_read_images(kind: str, split: Split, tmp_path: Path) -> None:
+    write, prompts = MODELS[kind]
+    options = WorkerOptions(model=write(tmp_path), device="cpu", slots=4, page_size=4, kv_cache_bytes=1 << 24)
+    expected = answers(TpModelWorker(options), prompts)
+    assert answers(Ranks(replace(options, overlap=True), split), prompts, split.stages) == expected
+
+
+@pytest.mark.usefixtures("as_before", "place")
+def test_stages_of_fewer_layers_than_get_embeddings_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = write_qwen(tmp_path, "Qwen3VL")
+    ranks = Ranks(
+        WorkerOptions(model=directory, device="cpu", slots=4, kv_cache_bytes=1 << 24, overlap=True), Split(1, 3)
+    )
     ranks.close()
     assert ranks.capacity.images is None
-    assert "requests with images are refused: they need --pipeline-parallel-size 1" in caplog.text
+    assert "requests with images are refused: the first 2 layers get embeddings" in caplog.text

@@ -9,7 +9,8 @@ class ReplacedEmbeddings(NamedTuple):
     """Embeddings of some tokens of a step, in the place of those of their ids, and what tokens of the step see."""
 
     places: torch.Tensor  # int64 [replaced]: tokens of the step, ascending
-    vectors: torch.Tensor  # [replaced, parts * hidden]: parts after the first are added after the first layers
+    # [replaced, parts * hidden]: parts after the first are added after the first layers; [replaced, 0] in a later stage
+    vectors: torch.Tensor
     seen: torch.Tensor | None = None  # int32 [tokens]: see `AttentionBatch.seen`
     in_windows: bool = False  # `seen` applies to layers with a window alone
 

@@ -22,7 +22,7 @@ from tercet.scheduler.executor.chunked_model import report_layers
 from tercet.scheduler.executor.media.audio import LoadedAudio
 from tercet.scheduler.executor.media.images import LoadedImages
 from tercet.scheduler.executor.media.prompt_media import LoadedMedia
-from tercet.scheduler.executor.media.shared_embeddings import SharedEmbeddings
+from tercet.scheduler.executor.media.shared_embeddings import Embeddings, SharedEmbeddings, StageEmbeddings
 from tercet.scheduler.executor.media.sounds import LoadedSounds
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
@@ -55,7 +55,7 @@ from tercet.scheduler.models.native_linear import (
 from tercet.scheduler.models.registry import build_model, family_of, load_config
 from tercet.scheduler.models.sliced_work import slice_work
 from tercet.scheduler.models.tower import load_tower
-from tercet.scheduler.models.vision.image_model import bounded_for_cpu
+from tercet.scheduler.models.vision.image_model import ImageModel, bounded_for_cpu
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
@@ -193,7 +193,7 @@ def load_images(
 ) -> LoadedMedia | None:
     """Load the tower of images, which only rank 0 has, or of sounds, which need one rank.
 
-    Return None if the model takes neither, or has no weights or several pipeline stages.
+    Return None if the model takes neither, or has no weights or stages that cannot take images.
     """
     if not isinstance(config, ModelConfig) or options.load_format == "dummy":
         return None
@@ -206,19 +206,29 @@ def load_images(
     model = family.images(options.model)
     if model is None:
         return None
-    if shard.stage.count > 1:
-        if shard.stage.is_last and not shard.rank:
-            logger.warning("requests with images are refused: they need --pipeline-parallel-size 1")
+    stage = shard.stage
+    if model.deepstack > len(Stage(0, stage.count).layers(config.layers)):
+        if stage.is_last and not shard.rank:
+            message = "requests with images are refused: the first %d layers get embeddings, stage 0 has fewer"
+            logger.warning(message, model.deepstack)
         return None
     if device.type == "cpu":
         model = bounded_for_cpu(model)
-    shared = None if shard.size == 1 else SharedEmbeddings(shard.collectives, config.dtype, device)
-    if shard.rank:
+    shared = _embeddings(model, config, shard, device)
+    if shard.rank or not stage.is_last:
         return LoadedImages(model, None, shared)
     tower = load_tower(model, options.checkpoint, config.dtype, device)
     if device.type == "cpu":
         _prepare_for_cpu(tower, config.dtype, native=native, advance=advance)
     return LoadedImages(model, tower, shared)
+
+
+def _embeddings(model: ImageModel, config: ModelConfig, shard: Shard, device: torch.device) -> Embeddings | None:
+    """Return what gives embeddings to the ranks that need them; None for a single rank."""
+    if shard.stage.links is not None:
+        width = config.hidden_size * (1 + model.deepstack)
+        return StageEmbeddings(shard.stage.links, width, config.dtype, device, first=shard.stage.is_first)
+    return None if shard.size == 1 else SharedEmbeddings(shard.collectives, config.dtype, device)
 
 
 def load_audio(

@@ -68,21 +68,31 @@ class ThreadCollectives:
 
 
 class ThreadLinks:
-    """The `StageLinks` of one rank: queues from the stage before, and to the next."""
+    """The `StageLinks` of one rank: queues from the stage before, to the next, and to the ranks of the first one."""
 
     def __init__(
-        self, before: "Queue[torch.Tensor]", after: "Queue[torch.Tensor]", world: ThreadCollectives, barrier: Barrier
+        self,
+        before: "Queue[torch.Tensor]",
+        after: "Queue[torch.Tensor]",
+        world: ThreadCollectives,
+        barrier: Barrier,
+        first: "Sequence[Queue[torch.Tensor]]",
+        own: "Queue[torch.Tensor]",
     ) -> None:
         self._before = before
         self._after = after
+        self._first, self._own = first, own
         self._barrier = barrier
         self.all_reduce_min = world.all_reduce_min
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
         """See `StageLinks`. Raises RuntimeError for another shape or dtype, BrokenBarrierError if a rank has failed."""
+        return self._next(self._before, like)
+
+    def _next(self, queue: "Queue[torch.Tensor]", like: torch.Tensor) -> torch.Tensor:
         while True:
             try:
-                x = self._before.get(timeout=0.1)
+                x = queue.get(timeout=0.1)
                 break
             except Empty:
                 if self._barrier.broken:
@@ -94,6 +104,15 @@ class ThreadLinks:
     def send(self, x: torch.Tensor) -> None:
         """See `StageLinks`."""
         self._after.put(x.clone())
+
+    def send_to_first(self, x: torch.Tensor) -> None:
+        """See `StageLinks`."""
+        for queue in self._first:
+            queue.put(x.clone())
+
+    def receive_from_last(self, like: torch.Tensor) -> torch.Tensor:
+        """See `StageLinks`. Raises the errors of `receive`."""
+        return self._next(self._own, like)
 
 
 def on_ranks(
@@ -111,11 +130,12 @@ def on_ranks(
     boards = [[("", torch.empty(0))] * size for _ in range(stages)]
     board = [("", torch.empty(0))] * count
     queues: list[list[Queue[torch.Tensor]]] = [[Queue() for _ in range(size)] for _ in range(stages + 1)]
+    first: list[Queue[torch.Tensor]] = [Queue() for _ in range(size)]
 
     def shard_of(number: int) -> Shard:
         stage, rank = divmod(number, size)
         everyone = ThreadCollectives(number, world, board)
-        links = ThreadLinks(queues[stage][rank], queues[stage + 1][rank], everyone, world)
+        links = ThreadLinks(queues[stage][rank], queues[stage + 1][rank], everyone, world, first, first[rank])
         own = ThreadCollectives(rank, barriers[stage], boards[stage])
         shard = Shard(rank, size, own, Stage(stage, stages, links if stages > 1 else None))
         return (

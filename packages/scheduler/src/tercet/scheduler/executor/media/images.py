@@ -28,7 +28,7 @@ from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_token
 from tercet.scheduler.executor.media.embedding_cache import EmbeddingCache
 from tercet.scheduler.executor.media.frame_store import FrameStore
 from tercet.scheduler.executor.media.image_positions import ImagePositions
-from tercet.scheduler.executor.media.shared_embeddings import SharedEmbeddings
+from tercet.scheduler.executor.media.shared_embeddings import Embeddings
 from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.slot_tables import StepInputs
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
@@ -44,7 +44,7 @@ class LoadedImages(NamedTuple):
 
     model: ImageModel
     tower: VisionTower | None
-    shared: SharedEmbeddings | None = None
+    shared: Embeddings | None = None
     """With several ranks."""
 
     @property
@@ -139,7 +139,7 @@ class StepImages(Generic[ArrayT]):
         positions: ImagePositions | None = None,
         most_bytes: int = MOST_EMBEDDING_BYTES,
         largest: int = 0,
-        shared: SharedEmbeddings | None = None,
+        shared: Embeddings | None = None,
     ) -> None:
         """Create the images of steps; `positions` are those of a model in which they have several parts.
 

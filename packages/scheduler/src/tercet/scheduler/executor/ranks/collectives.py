@@ -32,6 +32,8 @@ from tercet.scheduler.executor.ranks.rendezvous import Rendezvous, interface_of
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
 from tercet.scheduler.models.layers.shard import Collectives, Shard, SingleRankCollectives, Split, Stage
 
+_HIDDEN_STATES, _EMBEDDINGS = range(2)
+"""Tags of tensors between stages."""
 _MOST_SENT = 8
 """Outputs of a stage that may be on their way to the next one."""
 TIMEOUT = timedelta(hours=1)
@@ -165,6 +167,7 @@ class TorchStageLinks:
         """Wait for all ranks of all stages; `advance` is called after each input that has arrived."""
         self._world = TorchCollectives(rank, split.ranks, rendezvous.of_world(), device)
         self._before, self._after = rank + split.shards, rank - split.shards  # rank 0 is in the last stage
+        self._first = range(split.ranks - split.shards, split.ranks)
         self._advance = advance
         self._sent: deque[tuple[torch.Tensor, _Work]] = deque()
         self.all_reduce_min = self._world.all_reduce_min
@@ -172,7 +175,7 @@ class TorchStageLinks:
     def receive(self, like: torch.Tensor) -> torch.Tensor:
         """See `StageLinks`."""
         x = torch.empty_like(like)
-        self._world.backend.recv([x], self._before, 0).wait()
+        self._world.backend.recv([x], self._before, _HIDDEN_STATES).wait()
         if self._advance is not None:
             self._advance()
         return x
@@ -182,7 +185,19 @@ class TorchStageLinks:
         while len(self._sent) >= _MOST_SENT:
             self._sent.popleft()[1].wait()
         x = x.contiguous()
-        self._sent.append((x, self._world.backend.send([x], self._after, 0)))
+        self._sent.append((x, self._world.backend.send([x], self._after, _HIDDEN_STATES)))
+
+    def send_to_first(self, x: torch.Tensor) -> None:
+        """See `StageLinks`. The ranks of the first stage wait for them, or soon will."""
+        x = x.contiguous()
+        for work in [self._world.backend.send([x], rank, _EMBEDDINGS) for rank in self._first]:
+            _finish(work)
+
+    def receive_from_last(self, like: torch.Tensor) -> torch.Tensor:
+        """See `StageLinks`."""
+        x = torch.empty_like(like)
+        _finish(self._world.backend.recv([x], 0, _EMBEDDINGS))
+        return x
 
 
 class ProgressCollectives:

@@ -164,7 +164,7 @@ class Decoder(nn.Module):
         """Return the hidden states [tokens, hidden] of input ids [tokens]."""
         x = self.embed(input_ids)
         parts: list[torch.Tensor] = []
-        if batch.replaced is not None:
+        if batch.replaced is not None and self.stage.is_first:
             vectors = batch.replaced.vectors.to(x.dtype)
             first, *parts = vectors.view(len(vectors), -1, x.shape[1]).unbind(1)
             x = x.index_copy(0, batch.replaced.places, first)

@@ -73,6 +73,14 @@ class StageLinks(Protocol):
         """Send hidden states to the next stage. They may still be on their way when this returns."""
         ...
 
+    def send_to_first(self, x: torch.Tensor) -> None:
+        """Send embeddings from rank 0, which is in the last stage, to all ranks of the first one."""
+        ...
+
+    def receive_from_last(self, like: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings that rank 0 sends to this rank of the first stage, of the shape and dtype of `like`."""
+        ...
+
     def all_reduce_min(self, number: int) -> int:
         """Return the smallest of the numbers of all ranks of all stages."""
         ...

@@ -56,6 +56,8 @@ class ImageModel(TowerModel[VisionTower]):
     """The tokens of an image see each other."""
     in_windows: bool = False
     """They do so in layers with a sliding window alone."""
+    deepstack: int = 0
+    """Number of the first layers after which further embeddings are added."""
 
 
 def bounded_for_cpu(model: ImageModel) -> ImageModel:

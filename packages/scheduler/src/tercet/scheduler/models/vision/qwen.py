@@ -93,6 +93,7 @@ def image_model(directory: Path) -> ImageModel | None:
         whole=False,
         build=partial(_build, vision, processor, sizes),
         names={"visual.": "visual."},
+        deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
     )
 
 
