@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from PIL import Image
+from PIL import Image, ImageOps
 from tokenizers import AddedToken, Tokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -27,7 +28,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from packages.frontend.tests.media.image_files import noise, saved
+from packages.frontend.tests.media.image_files import noise, odd_images, saved
 from packages.scheduler.tests.conftest import VOCAB_SIZE, write_tokenizer
 from tercet.frontend.manager.inputs.images import PlacedImage, images_in, placed_images, sounds_in
 from tercet.frontend.media.image_decoder import DecodedImage, digest_of
@@ -68,8 +69,17 @@ Parts = Sequence[str | list[int]]
 """Names of images, and runs of token ids."""
 
 
+ODD = {name: file for name, file in odd_images().items() if name not in ("1x1", "16 bits")}
+"""Files of odd sizes, kinds and formats."""
+
+
+def file(name: str) -> bytes:
+    return ODD[name] if name in ODD else saved(noise(*SIZES[name], seed=len(name)))
+
+
 def image(name: str) -> Image.Image:
-    return noise(*SIZES[name], seed=len(name))
+    """Return an image upright, as transformers loads it."""
+    return ImageOps.exif_transpose(Image.open(BytesIO(file(name))))
 
 
 @dataclass(frozen=True)
@@ -95,8 +105,8 @@ class Family:
     """The same of config.json."""
     text_config: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `text_config` beside those of `TEXT`."""
-    typed: bool = False
-    """transformers' model gets the types of tokens."""
+    typed: str = ""
+    """Name of the types of tokens, which transformers' model gets; empty if it gets none."""
 
     def write(self, directory: Path, *, old_names: bool = False) -> Path:
         """Write the same checkpoint every time. `old_names` are the names of tensors of transformers 4."""
@@ -155,7 +165,7 @@ class Run:
     def decoded(self, name: str, count: int = 1) -> DecodedImage:
         """Return an image as the frontend makes it of one of so many images of a prompt."""
         order = Decode(
-            file=saved(image(name)),
+            file=file(name),
             size=self.form.among(count).size,
             patch=self.form.patch,
             resample=self.form.resample,
@@ -209,22 +219,26 @@ class Reference:
     def __init__(self, family: Family, directory: Path) -> None:
         self._family = family
         self._directory = directory
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, tuple[list[int], list[float]]] = {}
 
     @cached_property
     def _model(self) -> Any:
         kind = getattr(transformers, self._family.architecture)
         return kind.from_pretrained(self._directory, attn_implementation="eager")
 
-    @torch.inference_mode()
     def answer(self, run: Run, parts: Parts, tokens: int = ANSWER) -> list[int]:
+        return self.scored(run, parts, tokens)[0]
+
+    @torch.inference_mode()
+    def scored(self, run: Run, parts: Parts, tokens: int) -> tuple[list[int], list[float]]:
+        """Return the tokens of an answer and their log-probabilities."""
         key = repr((tokens, parts))
         if key not in self._known:
             ids = torch.tensor([run.prompt(parts).ids])
             images = [image(part) for part in parts if isinstance(part, str)]
             given = self._family.inputs(self._family.processor(**self._family.preprocessor), images) if images else {}
             if self._family.typed:
-                given["mm_token_type_ids"] = (ids == FIRST_MARK).int()
+                given[self._family.typed] = (ids == run.form.token_id).int()
             out = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -232,9 +246,13 @@ class Reference:
                 max_new_tokens=tokens,
                 min_new_tokens=tokens,
                 eos_token_id=None,
+                output_logits=True,
+                return_dict_in_generate=True,
                 **given,
             )
-            self._known[key] = out[0, ids.shape[1] :].tolist()
+            answer = out.sequences[0, ids.shape[1] :]
+            chosen = torch.cat(out.logits).float().log_softmax(-1).gather(1, answer[:, None])
+            self._known[key] = answer.tolist(), chosen.flatten().tolist()
         return self._known[key]
 
 
@@ -567,7 +585,7 @@ def _gemma4_family(*, whole: bool = False, **vision: Any) -> Family:
             "pad_token_id": 7,
             "use_bidirectional_attention": "vision" if whole else None,
         },
-        typed=whole,
+        typed="mm_token_type_ids" if whole else "",
     )
 
 

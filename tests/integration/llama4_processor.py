@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from transformers.image_transforms import split_to_tiles
+from transformers.image_transforms import convert_to_rgb, split_to_tiles
 from transformers.image_utils import SizeDict
 
 _FILE = Path(transformers.__file__).parent / "models" / "llama4" / "image_processing_llama4.py"
@@ -81,5 +81,5 @@ class Llama4Processor:
 
 
 def _pixels(image: Image.Image, height: int, width: int) -> torch.Tensor:
-    small = np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
+    small = np.asarray(convert_to_rgb(image).resize((width, height), Image.Resampling.BILINEAR))
     return torch.from_numpy(small.copy()).permute(2, 0, 1)

@@ -34,7 +34,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from packages.frontend.tests.media.image_files import noise, odd_images, saved
 from tercet.frontend.media.image_pipe import Decode, Decoded
 from tercet.frontend.media.image_sizes import AspectRatioError, array_size, canvas_grid, canvas_size
-from tercet.frontend.media.image_worker import _rgb, decoded_image
+from tercet.frontend.media.image_worker import decoded_image
 from tercet.protocol.messages.any_resolution import AnyResolution, PaddedSquare
 from tercet.protocol.messages.media import (
     AspectTiles,
@@ -177,7 +177,7 @@ def test_the_tiles_of_smolvlm_equal_those_of_transformers(name: str, tile: int, 
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_tiles_of_llama_4_equal_those_of_transformers(name: str, tile: int, most: int) -> None:
     found = decoded(name, CanvasTiles(tile=tile, max_tiles=most), tile // 2, 2)
-    upright = _rgb(ImageOps.exif_transpose(Image.open(BytesIO(IMAGES[name]))))
+    upright = ImageOps.exif_transpose(Image.open(BytesIO(IMAGES[name])))
     processor = Llama4Processor({"height": tile}, most)
     np.testing.assert_array_equal(array_of(found), stacked(processor.tiles(upright).numpy()))
     grid = processor.grid(upright)

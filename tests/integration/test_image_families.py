@@ -72,11 +72,6 @@ def test_chunks_that_cut_images_change_no_answer(directory: Path, reference: Ref
     assert answers == expected
 
 
-@of_each_tower
-def test_a_hundred_tokens_equal_those_of_transformers(run: Run, reference: Reference) -> None:
-    assert run.answers({"one": ONE}, max_new_tokens=100)["one"] == reference.answer(run, ONE, 100)
-
-
 def test_texts_of_images_equal_those_of_transformers(run: Run, family: Family) -> None:
     for name, count in product(SIZES, (1, 2)):
         shown = run.decoded(name, count)
@@ -113,6 +108,11 @@ def test_prefix_hits_before_inside_and_after_an_image_change_no_answer(run: Run,
     else:
         assert cut - 4 <= hits[4] < first - 10, "a second image changes the first one"
         assert len(encoded) == 4
+    encoded.clear()
+    counted = run.driver.core.counters.cached_tokens
+    assert run.answers({"other": chats[0]}, salt="another tenant")["other"] == reference.answer(run, chats[0])
+    assert run.driver.core.counters.cached_tokens == counted
+    assert len(encoded) == 1, "another tenant's image saves no time"
     assert reference.answer(run, chats[0]) != reference.answer(run, chats[3]), "another image has another answer"
 
 

@@ -185,9 +185,26 @@ def test_checkpoints_of_transformers_5_are_read(family: str, reference: Referenc
 def test_a_model_with_recurrent_layers_sees(tmp_path: Path) -> None:
     directory = write_qwen(tmp_path, "Qwen3_5", old=False)
     reference, run = Reference(directory, "Qwen3_5"), Run(directory, budget=7)
-    answers = run.answers(ALL) | run.answers({"again": ONE})
+    before, after = words(30, 10), words(6, 11)
+    chats: dict[str, Parts] = {
+        "again": ONE,
+        "first": [before, 0, after],
+        "cached": [before, 0, after],
+        "ends inside": [before, 0, words(5, 12)],
+        "another": [before, 4, after],
+        "goes on": [before, 4, after, 0, words(3, 13)],
+    }
+    answers = run.answers(ALL)
+    hits = {}
+    for name, parts in chats.items():
+        counted = run.driver.core.counters.cached_tokens
+        answers |= run.answers({name: parts})
+        hits[name] = run.driver.core.counters.cached_tokens - counted
+    check_interrupted_choices(run, reference)
     run.worker.close()
-    assert answers == {name: reference.answer(parts) for name, parts in {**ALL, "again": ONE}.items()}
+    assert answers == {name: reference.answer(parts) for name, parts in {**ALL, **chats}.items()}
+    assert hits["first"] == 0
+    assert min(hits["cached"], hits["goes on"]) > len(before), "a snapshot after the image"
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +235,13 @@ def test_prefix_hits_before_inside_and_after_an_image_change_no_answer(run: Run,
 
 
 def test_retracted_forked_and_resumed_choices_get_the_same_answers(run: Run, reference: Reference) -> None:
-    asked: dict[str, Parts] = {"one": ONE, "two": TWO, "three": [3, words(9, 14)]}
+    check_interrupted_choices(run, reference)
+    assert run.driver.core.counters.drafted_tokens
+
+
+def check_interrupted_choices(run: Run, reference: Reference) -> None:
+    """Check the answers of choices that are retracted amid their prompts, of n = 2, and of one that goes on."""
+    asked: dict[str, Parts] = {"forked one": ONE, "forked two": TWO, "forked three": [3, words(9, 14)]}
     for rid, parts in asked.items():
         run.send(rid, parts, n=2)
     begun = run.driver.output["resumed", 0] = reference.answer(FOUR)[:5]
@@ -235,4 +258,3 @@ def test_retracted_forked_and_resumed_choices_get_the_same_answers(run: Run, ref
         assert [run.driver.output[rid, index] for index in (0, 1)] == [reference.answer(parts)] * 2
     assert run.driver.output["resumed", 0] == reference.answer(FOUR)
     assert run.driver.core.counters.retractions > before
-    assert run.driver.core.counters.drafted_tokens
