@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from tokenizers import Tokenizer
 
 from packages.frontend.tests.api.page.browser import CHROMIUM, Browser, Page, chromium
 from packages.frontend.tests.api.page.test_status_stream import row, state
@@ -104,6 +105,44 @@ async def test_an_answer_is_streamed_and_its_markdown_is_rendered(browser: Brows
         assert await page.text(".assistant pre") == 'def f(): return "<b>"'
         [request] = served.engine.requests()
         assert request.sampling.temperature == 0.5
+
+
+ATTACH = """(async () => {
+  const file = async ([url, name]) => {
+    const bytes = Uint8Array.from(atob(url.split(",")[1]), (each) => each.charCodeAt(0));
+    return new File([bytes], name, { type: name.endsWith("png") ? "image/png" : "text/plain" });
+  };
+  const chosen = new DataTransfer();
+  for (const each of FILES) chosen.items.add(await file(each));
+  document.querySelector("#image-files").files = chosen.files;
+  document.querySelector("#image-files").dispatchEvent(new Event("change"));
+})()"""
+
+
+async def test_a_message_has_images(
+    browser: Browser, engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimits, tokenizer: Tokenizer
+) -> None:
+    pytest.importorskip("PIL")
+    from packages.frontend.tests.media.image_files import data_url, noise, saved
+    from packages.frontend.tests.media.seeing import seeing
+
+    engine = seeing(engine_of, files, limits, tokenizer)
+    cat, dog = (data_url(saved(noise(20, 30, seed=seed))) for seed in (1, 2))
+    attached = [[cat, "cat.png"], [dog, "dog.png"], [dog, "dog.txt"]]
+    async with opened(browser, engine) as (page, served):
+        await page.until("document.querySelector('#model option')")
+        await page.run(ATTACH.replace("FILES", json.dumps(attached)))
+        await page.until("document.querySelectorAll('#images li').length === 2")
+        assert "dog.txt is no PNG" in await page.text("#image-fault")
+        await page.click("#images li:nth-child(2) button")
+        await ask(page, "What is it?")
+        await until_answered(page)
+        assert await page.text(".turn.user .plain") == "[cat.png]\nWhat is it?"
+        assert await page.run("document.querySelector('#images').hidden")
+        await ask(page, "And now?")
+        await page.until("document.querySelectorAll('.turn.assistant footer .actions').length === 2")
+        arrays = [[bytes(frame) for frame in frames] for frames in served.engine.frames]
+    assert arrays == [[noise(20, 30, seed=1).resize((6, 2), 2).tobytes()]] * 2, "the conversation keeps its images"
 
 
 async def test_a_regenerated_answer_replaces_the_last_one(browser: Browser, engine_of: EngineOf) -> None:

@@ -2,6 +2,7 @@
 
 import { ApiError, events, getJson, request } from "./api.js";
 import { el, get, number, pretty, say } from "./dom.js";
+import { hasImages, startImages, takeImages } from "./images.js";
 import { Markdown, copied } from "./markdown.js";
 
 const EXAMPLE_TOOLS = [
@@ -40,6 +41,7 @@ export function startChat() {
   get("new-chat").onclick = () => {
     stop();
     turns = [];
+    takeImages();
     get("messages").replaceChildren(welcome());
     prompt.focus();
   };
@@ -50,6 +52,7 @@ export function startChat() {
     readJson("tools");
   };
   for (const id of ["tools", "schema"]) get(id).onchange = () => readJson(id);
+  startImages();
   get("messages").replaceChildren(welcome());
   loadModels();
 }
@@ -123,8 +126,11 @@ function body() {
 }
 
 function send(text) {
-  if (running || !text.trim()) return;
-  add({ role: "user", content: text });
+  if (running || !(text.trim() || hasImages())) return;
+  const images = takeImages();
+  const parts = images.map((image) => ({ type: "image_url", image_url: { url: image.url } }));
+  const content = parts.length ? [...parts, { type: "text", text }] : text;
+  add({ role: "user", content }, [...images.map((image) => `[${image.name}]`), text].join("\n").trim());
   get("prompt").value = "";
   grow(get("prompt"));
   answer();
@@ -273,10 +279,10 @@ class Answer {
 
 // Nodes.
 
-function add(message) {
+function add(message, shown = message.content) {
   document.querySelector(".welcome")?.remove();
   const label = message.role === "tool" ? "Tool result" : "You";
-  const node = el("article", { class: `turn ${message.role}`, "aria-label": label }, el("div", { class: "plain" }, message.content));
+  const node = el("article", { class: `turn ${message.role}`, "aria-label": label }, el("div", { class: "plain" }, shown));
   turns.push({ message, node });
   get("messages").append(node);
   scroll(true);
