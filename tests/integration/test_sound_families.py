@@ -4,16 +4,18 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("soundfile")
 
 from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
-from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.audio.qwen2_audio import sound_model
+from tercet.scheduler.architectures import text_architecture
+from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.models.registry import family_of
 from tests.integration.image_families import FIRST_MARK, Parts
-from tests.integration.sound_families import FAMILIES, LENGTHS, Hearing, HearingReference, HearingRun
+from tests.integration.sound_families import FAMILIES, LONG, Hearing, HearingReference, HearingRun
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -73,11 +75,21 @@ def test_log_probabilities_equal_those_of_transformers(run: HearingRun, referenc
     assert run.driver.prompt_logprobs["r", 0][1:] == pytest.approx(reference.logprobs(run, FOUR), abs=1e-3)
 
 
-def test_each_sound_has_the_tokens_of_transformers(run: HearingRun) -> None:
-    for name, samples in LENGTHS.items():
+def test_sounds_of_several_windows_equal_those_of_transformers(
+    family: Hearing, directory: Path, reference: HearingReference
+) -> None:
+    if not family.sounds.keys() & LONG.keys():
+        pytest.skip("its sounds have one window")
+    run = HearingRun(directory, budget=64)
+    asked: dict[str, Parts] = {name: [words(5, 1), name, words(3, 2), "odd"] for name in LONG}
+    assert run.answers(asked) == {name: reference.answer(run, parts) for name, parts in asked.items()}
+    run.worker.close()
+
+
+def test_each_sound_has_the_tokens_of_transformers(run: HearingRun, family: Hearing) -> None:
+    for name, samples in family.sounds.items():
         [place] = run.prompt([name]).images
-        features = -(-samples // 160)
-        assert place.place.tokens == ((features - 1) // 2 + 1 - 2) // 2 + 1
+        assert place.place.tokens == family.tokens(samples)
 
 
 def test_prefix_hits_before_inside_and_after_a_sound_change_no_answer(
@@ -129,21 +141,15 @@ def test_retracted_forked_and_resumed_choices_get_the_same_answers(
     run.worker.close()
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "why"),
-    [
-        ("preprocessor_config.json", {"chunk_length": 30}, "chunk_length 30 of the features is not 100 positions"),
-        ("preprocessor_config.json", {"do_normalize": True}, "do_normalize True is not supported"),
-        ("config.json", {"audio_token_index": 200}, "tokenizer.json lacks the token of sounds, which is 200"),
-    ],
-)
-def test_models_that_are_not_supported_are_refused(
-    directory: Path, tmp_path: Path, file: str, change: dict[str, object], why: str
-) -> None:
-    for path in directory.iterdir():
-        if path.suffix == ".json":
+def test_models_that_are_not_supported_are_refused(family: Hearing, directory: Path, tmp_path: Path) -> None:
+    of_features: list[tuple[dict[str, Any], str]] = [
+        ({"chunk_length": 30}, "chunk_length 30 of the features is not 100 positions"),
+        ({"do_normalize": True}, "do_normalize True is not supported"),
+    ]
+    cases = {"preprocessor_config.json": of_features, "config.json": family.refused}
+    for file, change, why in [(file, *each) for file, own in cases.items() for each in own]:
+        for path in directory.glob("*.json"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    changed = {**json.loads((directory / file).read_text()), **change}
-    (tmp_path / file).write_text(json.dumps(changed))
-    with pytest.raises(ModelError, match=why):
-        sound_model(tmp_path)
+        (tmp_path / file).write_text(json.dumps({**json.loads((directory / file).read_text()), **change}))
+        with pytest.raises(ModelError, match=why):
+            family_of(text_architecture(read_json(tmp_path / "config.json"))).sounds(tmp_path)

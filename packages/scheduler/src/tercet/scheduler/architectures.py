@@ -112,6 +112,7 @@ WRAPPERS: Mapping[str, Mapping[str, str]] = {
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
     "SmolVLMForConditionalGeneration": {"llama": "LlamaForCausalLM"},
+    "VoxtralForConditionalGeneration": {"llama": "LlamaForCausalLM"},
 }
 """Models that read more than text: the architecture of the text model by the `model_type` of its `text_config`.
 

@@ -18,6 +18,9 @@ from tercet.protocol.messages.audio import AudioInput, Transcript
 
 WORKER = "tercet.frontend.media.audio_worker"
 _PACKAGES = ("soundfile", "soxr")
+_SAMPLE_BYTES = 2
+_PART_SECONDS = 30
+"""Seconds of a sound in an answer of a helper."""
 
 
 class DecodedAudio(msgspec.Struct, frozen=True):
@@ -61,12 +64,12 @@ class AudioDecoder:
 
     async def decode_sound(self, base64: str, rate: int, most: int, param: str) -> bytes:
         """Return the samples of an audio clip, which is refused if it has more than `most`. Raises ApiError."""
-        order = ReadAudio(base64=base64, rate=rate, window=most, seconds=self._seconds)
-        [samples] = await self._read(order, param, most=1)
-        return samples
+        window = min(most, _PART_SECONDS * rate)
+        order = ReadAudio(base64=base64, rate=rate, window=window, exact=True, seconds=self._seconds)
+        return b"".join(await self._read(order, param, most))
 
     async def _read(self, order: ReadAudio, param: str, most: int | None = None) -> list[bytes]:
-        """Return the windows of a file. A file of more than `most` is refused."""
+        """Return the windows of a file. A file of more than `most` samples is refused."""
         if not _has_packages():
             raise UnsupportedParameterError(
                 "This server decodes no audio: it was installed without tercet-frontend[media].", param=param
@@ -82,10 +85,12 @@ class AudioDecoder:
 async def _windows(helper: HelperProcess, order: ReadAudio, most: int | None) -> list[bytes]:
     """Return the windows of a file, one answer each, so that no copy of them all holds up the event loop."""
     windows: list[bytes] = []
+    held = 0
     window = await _ask(helper, order)
     while window.samples:
-        if len(windows) == most:
-            raise _AudioError(f"the model hears at most {most * order.window / order.rate:g} s")
+        held += len(window.samples) // _SAMPLE_BYTES
+        if most is not None and held > most:
+            raise _AudioError(f"the model hears at most {most / order.rate:g} s")
         windows.append(window.samples)
         window = await _ask(helper, ReadWindow())
     return windows

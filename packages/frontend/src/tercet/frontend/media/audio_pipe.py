@@ -13,6 +13,8 @@ class ReadAudio(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Samples per second of the windows."""
     window: int
     """Maximum samples of a window."""
+    exact: bool = False
+    """All windows but the last have so many samples; otherwise a window ends where it is quiet."""
     seconds: float
 
 

@@ -84,7 +84,7 @@ def _next(windows: Iterator[Samples]) -> AudioWindow:
 def audio_windows(order: ReadAudio) -> Iterator[Samples]:
     """Yield the windows of a file, all channels mixed, at the order's rate. Raises _RefusedError.
 
-    A rest after the last whole window that is shorter than a moment is left out.
+    A rest after the last whole window that is shorter than a moment is left out, unless the windows are `exact`.
     """
     least = 1
     rest = np.zeros(0, np.int16)
@@ -92,9 +92,9 @@ def audio_windows(order: ReadAudio) -> Iterator[Samples]:
         for part in _resampled(file, order.rate):
             rest = np.concatenate([rest, part])
             while len(rest) > order.window:
-                end = _quiet_end(rest[: order.window], order.rate)
+                end = order.window if order.exact else _quiet_end(rest[: order.window], order.rate)
                 yield rest[:end]
-                rest, least = rest[end:], order.rate // _MOMENTS
+                rest, least = rest[end:], least if order.exact else order.rate // _MOMENTS
     if len(rest) >= least:
         yield rest
     elif least == 1:

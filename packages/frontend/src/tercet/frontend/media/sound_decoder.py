@@ -30,7 +30,7 @@ class DecodedSound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoundDecoder:
-    """Decoder of sounds that are one window of an audio clip, and no longer than the model hears."""
+    """Decoder of sounds that are no longer than the model hears."""
 
     def __init__(self, audio: AudioDecoder) -> None:
         self._audio = audio

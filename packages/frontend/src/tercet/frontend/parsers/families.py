@@ -78,11 +78,11 @@ FAMILIES = (
     Family("Nemotron 3", "qwen3_coder", "qwen3", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", _NEMOTRON),
     Family("Mistral 7B 0.1 and 0.2, Mixtral 8x7B", None, None, "mistralai/Mixtral-8x7B-Instruct-v0.1", _MISTRAL),
     Family(
-        "Mistral 7B 0.3, Mixtral 8x22B, Mistral Nemo, Mistral Small 3.1",
+        "Mistral 7B 0.3, Mixtral 8x22B, Mistral Nemo, Mistral Small 3.1, Voxtral",
         "mistral_array",
         None,
         "mistralai/Mistral-7B-Instruct-v0.3",
-        (*_MISTRAL, "MixtralForCausalLM"),
+        (*_MISTRAL, "MixtralForCausalLM", "VoxtralForConditionalGeneration"),
     ),
     Family(
         "Mistral Small 3.2, Ministral 3", "mistral", None, "mistralai/Mistral-Small-3.2-24B-Instruct-2506", _MISTRAL3

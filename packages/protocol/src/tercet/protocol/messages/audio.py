@@ -54,7 +54,7 @@ class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
 class SoundFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Form of the sounds in prompts of a language model that hears: int16 samples of one channel, little-endian.
 
-    A placeholder token stands for four features of a sound, in whose place the model gets an embedding.
+    A placeholder token stands for `2 * pooled` features of a sound, in whose place the model gets an embedding.
     """
 
     rate: int
@@ -68,6 +68,10 @@ class SoundFormat(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     """Text of a placeholder token."""
     token_id: int
+    pooled: int = 2
+    """Positions of the encoder, of two features each, in a token."""
+    window: int = 0
+    """Samples that the encoder sees at once, to whole multiples of which a sound is padded; 0 without padding."""
 
     @property
     def max_tokens(self) -> int:
@@ -77,7 +81,7 @@ class SoundFormat(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def least_samples(self) -> int:
         """Return the samples of the shortest sound that has a token."""
-        return 2 * self.hop + 1
+        return 1 if self.window else 2 * self.hop + 1
 
     def fits(self, samples: int) -> bool:
         """Return whether a sound may have so many samples."""
@@ -85,12 +89,18 @@ class SoundFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     def embeddings(self, samples: int) -> int:
         """Return the number of embeddings, and so of placeholder tokens, of a sound."""
-        return self.positions(samples) // 2
+        return self.positions(samples) // self.pooled
 
     def positions(self, samples: int) -> int:
-        """Return the number of positions of the encoder, of two features each, before they are pooled in pairs."""
+        """Return the number of positions of the encoder, before they are pooled."""
+        if self.window:
+            samples = self.windows(samples) * self.window
         features = -(-samples // self.hop)
         return (features + 1) // 2
+
+    def windows(self, samples: int) -> int:
+        """Return the number of windows of a sound that is padded."""
+        return -(-samples // self.window)
 
 
 class SoundInput(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,8 +27,9 @@ class LoadedSounds(NamedTuple):
 
     @torch.inference_mode()
     def encode_blank(self) -> None:
-        """Encode the longest sound, for the memory that this takes."""
-        self.tower(np.zeros(self.model.form.samples, np.int16))
+        """Encode the longest sound that the encoder sees at once, for the memory that this takes."""
+        form = self.model.form
+        self.tower(np.zeros(form.window or form.samples, np.int16))
 
 
 class SoundStore(ArrayStore[Samples]):

@@ -14,7 +14,7 @@ from tercet.scheduler.model_files import read_header, weight_files
 from tercet.scheduler.models.weights.weights import LoadProgress, check_fit, checkpoint_tensors, fill
 
 Samples = np.ndarray[tuple[int], np.dtype[np.int16]]
-_FULL_SCALE = 32_768
+FULL_SCALE = 32_768
 _PARTS = ("model.encoder.", "encoder.")
 """Prefixes of the encoder's tensors in checkpoints of the whole model and of its base model."""
 
@@ -31,7 +31,7 @@ class AudioEncoder(nn.Module):
     def forward(self, samples: Samples) -> torch.Tensor:
         """Return hidden states [positions, hidden] of samples at the model's rate."""
         parameter = next(self.encoder.parameters())
-        floats = samples.astype(np.float32) / np.float32(_FULL_SCALE)
+        floats = samples.astype(np.float32) / np.float32(FULL_SCALE)
         features = self._features(floats, sampling_rate=self._rate, return_tensors="pt").input_features
         hidden: torch.Tensor = self.encoder(features.to(parameter.device, parameter.dtype)).last_hidden_state[0]
         return hidden

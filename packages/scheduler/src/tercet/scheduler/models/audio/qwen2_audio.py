@@ -7,15 +7,14 @@ from typing import Any
 
 from tercet.protocol.messages.audio import SoundFormat
 from tercet.scheduler.architectures import named_architecture
-from tercet.scheduler.model_files import ModelError, read_json, tokenizer_files
+from tercet.scheduler.model_files import read_json
+from tercet.scheduler.models.audio.sound_form import sound_form
 from tercet.scheduler.models.audio.sound_model import SoundModel, SoundTower
 from tercet.scheduler.models.audio.whisper import feature_sizes
 from tercet.scheduler.models.config.config_fields import Fields
-from tercet.scheduler.tokenizer_files import added_token_texts
 
 ARCHITECTURE = "Qwen2AudioForConditionalGeneration"
 _TOKEN = 151_646
-_FEATURES_OF_POSITION = 2
 _NAMES = {"audio_tower.": "audio_tower.", "multi_modal_projector.": "multi_modal_projector."}
 _CONFIGS = ("audio_config", "text_config")
 
@@ -28,17 +27,8 @@ def sound_model(directory: Path) -> SoundModel | None:
     config = read_json(directory / "config.json")
     if named_architecture(config) != ARCHITECTURE:
         return None
-    sizes, audio = feature_sizes(directory), config.get("audio_config") or {}
-    rate, hop, seconds = sizes["sampling_rate"], sizes["hop_length"], sizes["chunk_length"]
-    positions = Fields(audio).count("max_source_positions", 1500)
-    if seconds * rate != positions * _FEATURES_OF_POSITION * hop:
-        raise ModelError(f"chunk_length {seconds} of the features is not {positions} positions of config.json")
-    token_id = Fields(config).count("audio_token_index", _TOKEN)
-    text = added_token_texts(tokenizer_files(directory)).get(token_id)
-    if text is None:
-        raise ModelError(f"tokenizer.json lacks the token of sounds, which is {token_id} in config.json")
-    form = SoundFormat(rate=rate, hop=hop, samples=seconds * rate, marker=text, token=text, token_id=token_id)
-    return SoundModel(form=form, build=partial(_build, config, sizes, form), names=_NAMES)
+    form = sound_form(directory, config.get("audio_config") or {}, Fields(config).count("audio_token_index", _TOKEN))
+    return SoundModel(form=form, build=partial(_build, config, feature_sizes(directory), form), names=_NAMES)
 
 
 def _build(config: Mapping[str, Any], sizes: Mapping[str, int], form: SoundFormat) -> SoundTower:

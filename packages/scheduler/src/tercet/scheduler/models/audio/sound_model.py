@@ -10,10 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from tercet.protocol.messages.audio import SoundFormat
-from tercet.scheduler.models.audio.audio_model import Samples
+from tercet.scheduler.models.audio.audio_model import FULL_SCALE, Samples
 from tercet.scheduler.models.tower import TowerModel
-
-_FULL_SCALE = 32_768
 
 
 class SoundTower(nn.Module):
@@ -31,7 +29,7 @@ class SoundTower(nn.Module):
     def forward(self, samples: Samples) -> torch.Tensor:
         """Return embeddings [embeddings, hidden] of samples at the model's rate."""
         parameter = next(self.audio_tower.parameters())
-        floats = samples.astype(np.float32) / np.float32(_FULL_SCALE)
+        floats = samples.astype(np.float32) / np.float32(FULL_SCALE)
         features = self._features(floats, sampling_rate=self._form.rate, return_tensors="pt").input_features
         features = features.to(parameter.device, parameter.dtype)
         embeddings: torch.Tensor = self.multi_modal_projector(

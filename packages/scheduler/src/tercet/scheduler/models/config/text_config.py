@@ -23,7 +23,7 @@ WRAPPER_FIELDS = field_table(
             "do_pooling downsample_ratio dropout embed_dim encoder_attention_heads encoder_ffn_dim encoder_layerdrop "
             "encoder_layers eoa_token_id eoa_token_index eoi_token_id eoi_token_index fullatt_block_indexes "
             "gradient_clipping hidden_dropout_prob ignore_index image_grid_pinpoints image_seq_length image_size "
-            "image_token_id image_token_index in_channels input_feat_size layer_norm_eps layer_scale_init_value "
+            "image_token_id image_token_index in_channels input_feat_size layer_norm_eps layer_scale_init_value layerdrop "
             "max_source_positions merge_kernel_size mlp_ratio mm_tokens_per_image model_args "
             "multi_modal_projector_bias multimodal_projector_bias norm_eps norm_type num_channels num_heads "
             "num_mel_bins num_position_embeddings out_hidden_size output_proj_dims patch_size pixel_shuffle_ratio "
@@ -70,6 +70,20 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
     },
 }
 """transformers' defaults, which the `text_config` of LLaVA's, Pixtral's and Qwen2-Audio's checkpoints leaves out."""
+_OWN_SIZES: Mapping[str, Mapping[str, int | float]] = {
+    "VoxtralForConditionalGeneration": {
+        "head_dim": 128,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131_072,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e8,
+        "vocab_size": 131_072,
+    }
+}
+"""Those of a model that reads more than text, where they differ."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -84,6 +98,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     above = {name: honoured[name] for name in _ANYWHERE if honoured.get(name) is not None}
     return {
         **_SIZES.get(architecture, {}),
+        **_OWN_SIZES.get(named_architecture(config), {}),
         **{name: value for name, value in text.items() if name != "torch_dtype"},
         **above,
         "architectures": [architecture],

@@ -1,5 +1,6 @@
-"""Llama 2, 3 and 3.1, ERNIE 4.5 and Granite: biases if the config has them."""
+"""Llama 2, 3 and 3.1, some of which read images or hear, ERNIE 4.5 and Granite: biases if the config has them."""
 
+from tercet.scheduler.models.audio import voxtral
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.field_support import BIASES, field_table
 from tercet.scheduler.models.config.multipliers import MULTIPLIERS, with_multipliers
@@ -11,6 +12,7 @@ FAMILIES = (
         architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),  # an older name
         fields=field_table(BIASES),
         images=wrappers.image_model,
+        sounds=voxtral.sound_model,
     ),
     ModelFamily(
         architectures=("Ernie4_5ForCausalLM", "Ernie4_5Model"),
