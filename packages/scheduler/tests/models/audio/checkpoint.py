@@ -15,8 +15,10 @@ LANGUAGES = ("en", "de", "fr")
 TIMES = 1501
 
 
-def write_whisper(directory: Path, *, seconds: int = 30, several: bool = True, seed: int = 0, **sizes: Any) -> Path:
-    """Write a model that takes `seconds` of audio."""
+def write_whisper(
+    directory: Path, *, seconds: int = 30, several: bool = True, aligned: bool = True, seed: int = 0, **sizes: Any
+) -> Path:
+    """Write a model that takes `seconds` of audio, and has times of tokens if it is `aligned`."""
     directory.mkdir(parents=True, exist_ok=True)
     letters = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({letter: number for number, letter in enumerate(letters)}, []))
@@ -66,6 +68,8 @@ def write_whisper(directory: Path, *, seconds: int = 30, several: bool = True, s
         "begin_suppress_tokens": [32, end],
         "max_initial_timestamp_index": 50,
     }
+    if aligned:
+        generation["alignment_heads"] = [[config.decoder_layers - 1, 1], [0, 0], [0, 1]]
     if several:
         generation["lang_to_id"] = {f"<|{name}|>": ids[f"<|{name}|>"] for name in LANGUAGES}
         generation["task_to_id"] = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}

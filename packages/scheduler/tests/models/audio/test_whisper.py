@@ -24,7 +24,7 @@ from tercet.scheduler.models.audio.whisper import audio_model
 from tercet.scheduler.testing import Driver, request
 
 ANSWER = 24
-TEXT, TIMESTAMPS, LANGUAGE = Transcript
+TEXT, TIMESTAMPS, LANGUAGE = Transcript.TEXT, Transcript.TIMESTAMPS, Transcript.LANGUAGE
 SECONDS = {"quiet": 0.0, "short": 0.01, "half": 1.0, "full": 2.0}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {},
@@ -68,7 +68,8 @@ class Run:
         data = samples(name)
         audio = AudioInput(sha256=hashlib.sha256(data).digest(), transcript=kind)
         given = {"max_new_tokens": 1 if kind is LANGUAGE else ANSWER, "temperature": 0.0}
-        asked = request(rid, self.prompt(kind), audio=audio, **(given | more))
+        ids = more.pop("input_ids", None) or self.prompt(kind)
+        asked = request(rid, ids, audio=audio, **(given | more))
         assert self.worker.audio is not None
         assert self.worker.audio.add(audio, [data]) == ""
         self.driver.send(asked)

@@ -13,6 +13,10 @@ class Transcript(StrEnum):
     """Text in segments, each between two tokens of time."""
     LANGUAGE = "language"
     """One token: that of a language."""
+    SPEECH = "speech"
+    """One token of any kind: that of audio without speech, or another."""
+    TIMES = "times"
+    """One token. The prompt has the text; `Logprobs.times` of the prompt has the time of each of its tokens."""
 
 
 class TranscriptTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +33,8 @@ class TranscriptTokens(msgspec.Struct, frozen=True, kw_only=True):
     transcribe: int | None = None
     """None for a model of one language, whose prompts name neither language nor task."""
     translate: int | None = None
+    no_speech: int | None = None
+    """Token of audio without speech; None if the model has none."""
     languages: dict[str, int] = {}
     """Token of each language, by its code."""
 
@@ -41,6 +47,8 @@ class AudioFormat(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     """Maximum samples of a request."""
     tokens: TranscriptTokens
+    token_times: bool = False
+    """The scheduler answers requests of `Transcript.TIMES`."""
 
 
 class AudioInput(msgspec.Struct, frozen=True, kw_only=True):

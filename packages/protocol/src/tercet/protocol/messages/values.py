@@ -246,13 +246,15 @@ class Logprobs(msgspec.Struct, frozen=True):
     """Log-probabilities of consecutive tokens, as flat buffers.
 
     `chosen` is float32 [tokens]; `top_ids` int32 and `top_logprobs` float32 are both [tokens * top].
-    A prompt's first token has no log-probability: its entry is NaN.
+    A prompt's first token has no log-probability: its entry is NaN. `times` (float32) are for `Transcript.TIMES`: the
+    second at which each token of the text ends in the audio clip, of which all are in one part of the prompt's.
     """
 
     chosen: bytes
     top: int = 0
     top_ids: bytes = b""
     top_logprobs: bytes = b""
+    times: bytes = b""
 
     def __len__(self) -> int:
         return len(self.chosen) // 4

@@ -185,4 +185,5 @@ def joined(parts: list[Logprobs]) -> Logprobs:
         parts[0].top,
         b"".join(part.top_ids for part in parts),
         b"".join(part.top_logprobs for part in parts),
+        b"".join(part.times for part in parts),
     )

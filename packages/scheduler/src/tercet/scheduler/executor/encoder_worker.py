@@ -15,11 +15,11 @@ from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, En
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.device_memory import total_bytes
 from tercet.scheduler.device.devices import select_device
+from tercet.scheduler.device.host_copies import start_copies
 from tercet.scheduler.device.oom import SplitOnOom, SuppressOom, again, release_cached, require_memory
 from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor.chunked_model import report_layers
 from tercet.scheduler.executor.loading import reading_model
-from tercet.scheduler.executor.step_output import start_copies
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.model_task import Pooling, read_sentences
 from tercet.scheduler.models.config.model_config import computed_dtype

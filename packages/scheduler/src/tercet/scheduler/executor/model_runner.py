@@ -177,6 +177,8 @@ class ModelRunner:
         sampled = self._sample(hidden, inputs, slots, constrained, drafts, adapted=lora is not None)
         inits = ((row, self._init(row.slot)) for row in plan.rows)
         prompts = self._scorer.score(hidden, inits) if scored else []
+        if scored and self._media is not None:
+            prompts = self._media.with_times(plan.rows, prompts)
         sampling = [plan.rows[index] for index in sampling_rows] if constrained is not None else []
         advance = None if constrained is None else partial(self._advance, constrained, sampling)
         return StepOutput(plan, sampling_rows, sampled, prompts, advance, self._pool.device)

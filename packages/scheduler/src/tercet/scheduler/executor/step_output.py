@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
-from tercet.kernels.pinned import pinned_empty
 from tercet.protocol.messages.values import Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.plan import Plan, StepResult
+from tercet.scheduler.device.host_copies import start_copies
 from tercet.scheduler.executor.sampling.sampler import Sampled, TokenLogprobs
 from tercet.scheduler.executor.sampling.slot_grammars import GrammarOutcome
 
@@ -28,6 +27,13 @@ class PromptLogprobs:
     chosen: torch.Tensor  # float32 [tokens]
     top_ids: torch.Tensor  # int64 [tokens, top]
     top_logprobs: torch.Tensor  # float32 [tokens, top]
+    times: Callable[[], bytes] = bytes
+    """Returns `Logprobs.times`, which is computed on the host."""
+
+
+def no_logprobs(row: int) -> PromptLogprobs:
+    """Return those of a row that computes no prompt token with a log-probability."""
+    return PromptLogprobs(row, torch.empty(0), torch.empty(0, 0), torch.empty(0, 0))
 
 
 class StepOutput:
@@ -63,7 +69,10 @@ class StepOutput:
         if logprobs is not None:
             self._logprobs = TokenLogprobs(logprobs.rows, logprobs.tops, *copies[:3])
             del copies[:3]
-        self._prompts = [PromptLogprobs(part.row, *copies[3 * at : 3 * at + 3]) for at, part in enumerate(prompts)]
+        self._prompts = []
+        for part in prompts:
+            chosen, top_ids, top_logprobs = (copies.pop(0) for _ in range(3))
+            self._prompts.append(PromptLogprobs(part.row, chosen, top_ids, top_logprobs, part.times))
 
     def result(self) -> StepResult:
         """Wait for the copies and return the step's result."""
@@ -86,7 +95,9 @@ class StepOutput:
             step=self._step,
             token_ids=token_ids,
             logprobs=self._token_logprobs(token_ids),
-            prompt_logprobs={part.row: _packed(part.chosen, part.top_ids, part.top_logprobs) for part in self._prompts},
+            prompt_logprobs={
+                part.row: _packed(part.chosen, part.top_ids, part.top_logprobs, part.times()) for part in self._prompts
+            },
             forced={rows[index]: pack_ints(tokens) for index, tokens in outcome.forced.items()},
             complete=[rows[index] for index in outcome.complete],
             errors={rows[index]: error for index, error in outcome.errors.items()},
@@ -109,33 +120,6 @@ class StepOutput:
         return result
 
 
-def _packed(chosen: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor) -> Logprobs:
+def _packed(chosen: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor, times: bytes = b"") -> Logprobs:
     ids, logprobs = pack_ints(top_ids.flatten().tolist()), pack_floats(top_logprobs.flatten().tolist())
-    return Logprobs(pack_floats(chosen.tolist()), top_ids.shape[1], ids, logprobs)
-
-
-def start_copies(
-    tensors: Sequence[torch.Tensor], device: torch.device
-) -> tuple[list[torch.Tensor], torch.Event | None]:
-    """Start copies to the host. Return the host tensors and an event of their completion (None on a CPU).
-
-    The copies have a stream of their own, which waits for this step only, so the next step neither delays nor waits for
-    them.
-    """
-    if device.type != "cuda":
-        return [*tensors], None
-    stream = _copy_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        hosts = [pinned_empty(tensor.shape, tensor.dtype, device) for tensor in tensors]
-        copies = [host.copy_(tensor, non_blocking=True) for host, tensor in zip(hosts, tensors, strict=True)]
-        copied = torch.Event(device=device)
-        copied.record()
-    for tensor in tensors:
-        tensor.record_stream(stream)  # the allocator must not reuse the memory before it is read
-    return copies, copied
-
-
-@cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return Logprobs(pack_floats(chosen.tolist()), top_ids.shape[1], ids, logprobs, times)

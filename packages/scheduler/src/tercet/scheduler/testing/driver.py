@@ -112,6 +112,7 @@ class Driver:
         self.logprobs: dict[Choice, dict[int, float]] = {}
         """Log-probabilities of output tokens, by position."""
         self.prompt_logprobs: dict[Choice, list[float]] = {}
+        self.token_times: dict[Choice, list[float]] = {}
         self._frontends: dict[tuple[str, str, int, int], str] = {}
 
     def send(self, *messages: CoreMessage, source: str = FRONTEND) -> None:
@@ -230,6 +231,7 @@ class Driver:
         self.finishes.pop(key, None)
         if opening is not None and opening.prompt_logprobs is not None:
             self.prompt_logprobs[key] = list(unpack_floats(opening.prompt_logprobs.chosen))
+            self.token_times[key] = list(unpack_floats(opening.prompt_logprobs.times))
         return key
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -17,8 +18,10 @@ from tercet.scheduler.device.device_memory import available_bytes
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.media.frame_store import FrameStore
+from tercet.scheduler.executor.media.token_times import TokenTimes
 from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.sampling.slot_transcripts import SlotTranscripts, Tokens
+from tercet.scheduler.executor.step_output import PromptLogprobs, no_logprobs
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.audio.audio_model import AudioEncoder, AudioModel
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -101,6 +104,11 @@ class CrossCache:
         slots = torch.arange(first, first + self.positions, device=hidden.device)
         self.pool.store(layer.layer_id, *layer.keys_values(hidden), slots)
 
+    def keys(self, place: int, layer_id: int) -> torch.Tensor:
+        """Return a layer's keys [positions, heads, head_dim] of a place."""
+        keys, _ = self.pool.layer(layer_id)
+        return keys[place * self._pages : (place + 1) * self._pages].flatten(0, 1)[: self.positions]
+
     def plan(self, backend: AttentionBackend, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         """Prepare a step whose tokens have audio in these places. Each token is a row: it sees its whole clip."""
         tokens = len(places)
@@ -125,9 +133,13 @@ class StepCross(NamedTuple):
 
     pool: KVPool
     backend: AttentionBackend
+    times: TokenTimes | None = None
+    """Those of a step that computes text whose times are wanted."""
 
     def attend(self, layer_id: int, q: torch.Tensor, params: AttentionParams) -> torch.Tensor:
         """Attend with q [tokens, heads, head_dim]."""
+        if self.times is not None:
+            self.times.record(layer_id, q * params.scale)
         return self.backend.attend(q, *self.pool.layer(layer_id), params)
 
 
@@ -149,7 +161,10 @@ class StepAudio:
         self._places = np.zeros(slots, dtype=np.int64)
         self._left: dict[int, bytes] = {}
         """Hashes of audio clips that are not encoded yet, by place."""
+        self._samples = np.zeros(memory.cache.places, dtype=np.int64)
+        """Samples of the audio clip in each place."""
         self._transcripts = SlotTranscripts(model.rules, model.form.tokens, slots, device)
+        self._times = None if model.alignment is None else TokenTimes(model.alignment, model.form)
 
     def load(self, loads: Sequence[AudioLoad]) -> None:
         """Note the audio clips that get places, where they are not encoded yet."""
@@ -164,7 +179,9 @@ class StepAudio:
         return Unread(0, (place, sha256), sha256 in self._store, partial(self._encode_at, place, sha256))
 
     def _encode_at(self, place: int, sha256: bytes) -> None:
-        self._encode(place, self._store.samples(sha256))
+        samples = self._store.samples(sha256)
+        self._encode(place, samples)
+        self._samples[place] = len(samples)
         del self._left[place]
 
     def encode_blank(self) -> None:
@@ -176,12 +193,27 @@ class StepAudio:
         for init in inits:
             self._places[init.slot] = 0 if init.audio is None else init.audio.place
         self._transcripts.introduce(inits)
+        if self._times is not None:
+            self._times.introduce(inits)
 
     def begin(self, rows: Sequence[Row]) -> StepCross:
         """Return the cross-attention of a step."""
         counts = [row.count for row in rows]
         self._cache.plan(self._backend, self._places[[row.slot for row in rows]].repeat(counts))
-        return StepCross(self._cache.pool, self._backend)
+        wanted = self._times is not None and self._times.begin(rows)
+        return StepCross(self._cache.pool, self._backend, self._times if wanted else None)
+
+    def with_times(self, rows: Sequence[Row], prompts: list[PromptLogprobs]) -> list[PromptLogprobs]:
+        """Return the log-probabilities of a step's prompts with the times of texts that are computed whole."""
+        if self._times is None:
+            return prompts
+        found = {part.row: part for part in prompts}
+        for index, row in enumerate(rows):
+            place = int(self._places[row.slot])
+            times = self._times.of(row, partial(self._cache.keys, place), int(self._samples[place]))
+            if times is not None:
+                found[index] = replace(found.get(index) or no_logprobs(index), times=times)
+        return [*found.values()]
 
     def restrict(self, logits: torch.Tensor, slots: Array, positions: Array, known: Tokens) -> None:
         """See `SlotTranscripts.restrict`."""

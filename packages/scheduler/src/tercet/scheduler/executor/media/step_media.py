@@ -17,6 +17,7 @@ from tercet.scheduler.executor.media.images import StepImages
 from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.sampling.slot_transcripts import Tokens
 from tercet.scheduler.executor.slot_tables import StepInputs
+from tercet.scheduler.executor.step_output import PromptLogprobs
 
 _SHARE = 0.5
 """Seconds of encoding for each second of a step's rows."""
@@ -69,6 +70,10 @@ class StepMedia:
         """See `SlotTranscripts.restrict`."""
         if self._audio is not None:
             self._audio.restrict(logits, slots, positions, known)
+
+    def with_times(self, rows: Sequence[Row], prompts: list[PromptLogprobs]) -> list[PromptLogprobs]:
+        """See `StepAudio.with_times`."""
+        return prompts if self._audio is None else self._audio.with_times(rows, prompts)
 
     @torch.inference_mode()
     def encode(self, plan: Plan, spent: float) -> dict[int, int]:

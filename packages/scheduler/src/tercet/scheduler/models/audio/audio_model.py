@@ -51,6 +51,16 @@ class TranscriptRules:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """Heads of cross-attention that follow the audio as the text goes on."""
+
+    heads: tuple[tuple[int, int], ...]
+    """Layer and head of each."""
+    median: int
+    """Width of the median filter over positions, odd."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AudioModel:
     """Audio of a model."""
 
@@ -58,6 +68,8 @@ class AudioModel:
     positions: int
     """Hidden states of the encoder, which cross-attention sees."""
     rules: TranscriptRules
+    alignment: Alignment | None
+    """None if the model has no times of tokens."""
     build: Callable[[], AudioEncoder]
     """Makes the encoder on torch's default device, without loaded weights."""
 

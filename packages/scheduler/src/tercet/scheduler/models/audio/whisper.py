@@ -10,7 +10,7 @@ import torch
 
 from tercet.protocol.messages.audio import AudioFormat, TranscriptTokens
 from tercet.scheduler.model_files import ModelError, read_json, tokenizer_files
-from tercet.scheduler.models.audio.audio_model import AudioEncoder, AudioModel, TranscriptRules
+from tercet.scheduler.models.audio.audio_model import Alignment, AudioEncoder, AudioModel, TranscriptRules
 from tercet.scheduler.models.config.config_fields import Fields
 from tercet.scheduler.tokenizer_files import added_token_texts
 
@@ -22,6 +22,8 @@ _STRIDE = 2
 """Features for each position of the encoder."""
 _MULTILINGUAL_VOCABULARY = 51_865
 """Tokens of the smallest vocabulary with languages."""
+_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+"""Texts of the token of audio without speech; the second is an older one."""
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _ENCODER = (
     *("d_model", "num_mel_bins", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
@@ -40,14 +42,17 @@ def audio_model(directory: Path) -> AudioModel:
     rate, hop = sizes["sampling_rate"], sizes["hop_length"]
     if sizes["chunk_length"] * rate != positions * _STRIDE * hop:
         raise ModelError(f"{_FILE}: chunk_length {sizes['chunk_length']} is not {positions} positions of config.json")
+    alignment = _alignment(config, generation)
     return AudioModel(
         form=AudioFormat(
             rate=rate,
             samples=sizes["chunk_length"] * rate,
             tokens=_tokens(directory, config, generation, hop * _STRIDE / rate),
+            token_times=alignment is not None,
         ),
         positions=positions,
         rules=_rules(config, generation),
+        alignment=alignment,
         build=partial(_build, config, sizes),
     )
 
@@ -85,6 +90,7 @@ def _tokens(
         previous=ids.get("<|startofprev|>"),
         transcribe=ids.get("<|transcribe|>") if several else None,
         translate=ids.get("<|translate|>") if several else None,
+        no_speech=next((ids[text] for text in _NO_SPEECH if text in ids), None),
         languages=names if several else {},
     )
 
@@ -108,6 +114,24 @@ def _rules(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Transcri
         end=end,
         most_initial=most if type(most) is int else None,
     )
+
+
+def _alignment(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Alignment | None:
+    given = generation.get("alignment_heads")
+    if given is None:
+        return None
+    fields = Fields(config)
+    layers, heads = fields.count("decoder_layers", 4), fields.count("decoder_attention_heads", 6)
+    pairs = given if isinstance(given, list) else []
+    if not pairs or not all(isinstance(each, list) and len(each) == 2 for each in pairs):
+        raise ModelError("generation_config.json: alignment_heads: must be a list of a layer and a head each")
+    known = {(layer, head) for layer in range(layers) for head in range(heads)}
+    if not all((layer, head) in known for layer, head in pairs):
+        raise ModelError(f"generation_config.json: alignment_heads: must be of {layers} layers with {heads} heads")
+    median = fields.count("median_filter_width", 7)
+    if median % 2 == 0:
+        raise ModelError(f"config.json: median_filter_width: {median} is not odd")
+    return Alignment(heads=tuple((layer, head) for layer, head in pairs), median=median)
 
 
 def _build(config: Mapping[str, Any], sizes: Mapping[str, int]) -> AudioEncoder:

@@ -127,7 +127,7 @@ FAMILIES = (
         fields=field_table(
             "activation_function begin_suppress_tokens d_model decoder_attention_heads decoder_ffn_dim decoder_layers "
             "encoder_attention_heads encoder_ffn_dim encoder_layers is_encoder_decoder max_source_positions "
-            "max_target_positions num_mel_bins suppress_tokens",
+            "max_target_positions median_filter_width num_mel_bins suppress_tokens",
             without_effect=because(
                 {
                     "of training": "activation_dropout apply_spec_augment decoder_layerdrop dropout encoder_layerdrop "
@@ -135,7 +135,6 @@ FAMILIES = (
                     "mask_time_prob",
                     "no model of transformers scales by it": "scale_embedding",
                     "of audio classifiers": "classifier_proj_size use_weighted_layer_sum",
-                    "of times of words": "median_filter_width",
                     "of tokens that the frontend or generation_config.json decides": "decoder_start_token_id",
                     "sizes of the encoder under other names": "num_attention_heads num_hidden_layers "
                     "num_key_value_heads hidden_size",

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from packages.scheduler.tests.device.scarce_memory import take_memory
-from tercet.scheduler.executor import step_output
-from tercet.scheduler.executor.step_output import start_copies
+from tercet.scheduler.device import host_copies
+from tercet.scheduler.device.host_copies import start_copies
 
 
 class Stream:
@@ -42,7 +42,7 @@ def test_copies_come_to_any_memory_where_none_can_be_pinned(scarce: bool, monkey
         """As torch has it: into pinned memory."""
         return torch.empty(self.shape, dtype=self.dtype, pin_memory=non_blocking).copy_(self)
 
-    monkeypatch.setattr(step_output, "_copy_stream", lambda _: stream)
+    monkeypatch.setattr(host_copies, "_copy_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch, "Event", Event)
