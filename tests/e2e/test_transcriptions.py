@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import transformers
 from openai import BadRequestError, OpenAI
+from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
@@ -50,6 +52,10 @@ class Reference(WhisperReference):
         super().__init__(directory)
         self.tokens: TranscriptTokens = audio_model(directory).form.tokens
         self.tokenizer: Any = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+        self._words = SimpleNamespace(
+            decode=lambda ids, **_: self.tokenizer.decode(ids, skip_special_tokens=True),
+            eos_token_id=audio_model(directory).rules.end,
+        )
 
     def language(self, window: bytes) -> int:
         return self.answer(window, Transcript.LANGUAGE, [self.tokens.start], 1)[0]
@@ -65,6 +71,30 @@ class Reference(WhisperReference):
         prompt = [tokens.start, spoken, getattr(tokens, task), *([] if timed else [tokens.no_timestamps])]
         kind = Transcript.TIMESTAMPS if timed else Transcript.TEXT
         return [self.answer(each, kind, prompt, CONTEXT - len(prompt)) for each in windows]
+
+    def words(self, file: bytes, language: str) -> list[tuple[str, float, float]]:
+        """Return the words of all windows with their times, in segments as transformers has them."""
+        named = self.tokens
+        prompt = [named.start, named.languages[language], named.transcribe or 0]
+        found: list[tuple[str, float, float]] = []
+        begin = 0.0
+        for window in self.windows(file):
+            ids, times = self.times(window, Transcript.TIMESTAMPS, prompt, CONTEXT - len(prompt))
+            ends = [0.0, *times, times[-1]]
+            segment: list[int] = []
+            for place, token in enumerate([*ids, named.first_timestamp]):
+                if token < named.first_timestamp and place < len(ids):
+                    segment.append(place)
+                    continue
+                own = [ids[each] for each in segment]
+                texts, _, indices = _combine_tokens_into_words(self._words, own, "german")
+                for text, parts in zip(texts, indices, strict=True):
+                    if text.strip():
+                        first, last = ends[segment[parts[0]]], ends[segment[parts[-1]] + 1]
+                        found.append((text.strip(), begin + first, begin + last))
+                segment = []
+            begin += len(window) / 2 / 16_000
+        return found
 
     def text(self, file: bytes, **more: Any) -> str:
         said = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in self.ids(file, **more)]
@@ -89,14 +119,16 @@ def test_transcripts_equal_those_of_transformers(client: OpenAI, reference: Refe
 
 @pytest.mark.filterwarnings("ignore:deprecated")  # the client warns of the method
 def test_translations_equal_those_of_transformers(client: OpenAI, reference: Reference) -> None:
-    answer = client.audio.translations.create(model="hearing", file=("a.flac", FILES[5]))
+    answer = client.audio.translations.create(model="hearing", file=("a.flac", FILES[5]), temperature=0)
     assert answer.text == reference.text(FILES[5], task="translate") != reference.text(FILES[5])
 
 
 def test_a_language_is_named_by_its_code_or_name(client: OpenAI, reference: Reference) -> None:
     for code, name in (("de", "German"), ("fr", "french")):
         for language in (code, name):
-            answer = client.audio.transcriptions.create(model="hearing", file=("a.flac", FILES[5]), language=language)
+            answer = client.audio.transcriptions.create(
+                model="hearing", file=("a.flac", FILES[5]), language=language, temperature=0
+            )
             assert answer.text == reference.text(FILES[5], language=code)
 
 
@@ -114,7 +146,8 @@ def test_segments_have_times(client: OpenAI, reference: Reference) -> None:
         model="hearing",
         file=("a.flac", FILES[95]),
         response_format="verbose_json",
-        timestamp_granularities=["segment"],
+        temperature=0,
+        timestamp_granularities=["segment", "word"],
     )
     windows, answers = reference.windows(FILES[95]), reference.ids(FILES[95], timed=True)
     assert answer.duration == pytest.approx(95, abs=0.01)
@@ -134,9 +167,32 @@ def test_segments_have_times(client: OpenAI, reference: Reference) -> None:
     assert len(windows) == 4
 
 
+def test_words_and_their_times_equal_those_of_transformers(client: OpenAI, reference: Reference) -> None:
+    answer = client.audio.transcriptions.create(
+        model="hearing",
+        file=("a.flac", FILES[95]),
+        language="de",
+        response_format="verbose_json",
+        temperature=0,
+        timestamp_granularities=["word"],
+    )
+    assert answer.words is not None
+    told = [(each.word, each.start, each.end) for each in answer.words]
+    expected = reference.words(FILES[95], "de")
+    assert [each[0] for each in told] == [each[0] for each in expected]
+    assert [each[1:] for each in told] == [pytest.approx(each[1:], abs=0.011) for each in expected]
+    assert len({each[1] for each in told}) > 4, "the words have different times"
+
+
+def test_a_guess_is_generated_again_at_higher_temperatures(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "hearing", "file": ("a.flac", FILES[5]), "response_format": "verbose_json"}
+    answer: Any = client.audio.transcriptions.create(**asked)
+    assert {each.temperature for each in answer.segments} == {1.0}, "random weights guess at all temperatures"
+
+
 @pytest.mark.parametrize("form", ["srt", "vtt"])
 def test_subtitles_have_the_text_of_the_segments(hearing: Server, client: OpenAI, form: str) -> None:
-    asked: dict[str, Any] = {"model": "hearing", "file": ("a.flac", FILES[5])}
+    asked: dict[str, Any] = {"model": "hearing", "file": ("a.flac", FILES[5]), "temperature": 0}
     create: Any = client.audio.transcriptions.create
     verbose, text = create(**asked, response_format="verbose_json"), create(**asked, response_format=form)
     arrows = [line for line in str(text).splitlines() if " --> " in line]
@@ -147,7 +203,7 @@ def test_subtitles_have_the_text_of_the_segments(hearing: Server, client: OpenAI
 
 
 def test_the_text_before_the_audio_is_a_prompt(client: OpenAI, reference: Reference) -> None:
-    asked: dict[str, Any] = {"model": "hearing", "file": ("a.flac", FILES[5]), "language": "en"}
+    asked: dict[str, Any] = {"model": "hearing", "file": ("a.flac", FILES[5]), "language": "en", "temperature": 0}
     answer = client.audio.transcriptions.create(**asked, prompt="Tercet <|endoftext|>")
     before = reference.tokenizer.backend_tokenizer.encode(" Tercet ", add_special_tokens=False).ids
     before += [ord(letter) - 33 for letter in "<|endoftext|>"]

@@ -48,7 +48,7 @@ class Clients:
         return await asyncio.gather(self._streamed(FILES[0]), *others)
 
     async def _text(self, file: bytes) -> str:
-        answer = await self._client.audio.transcriptions.create(model="hearing", file=("a.wav", file))
+        answer = await self._client.audio.transcriptions.create(model="hearing", file=("a.wav", file), temperature=0)
         return answer.text
 
     async def _streamed(self, file: bytes) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerReady, PeerUp
+from tercet.protocol.messages.audio import Transcript, TranscriptTokens
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import (
     AbortReq,
@@ -324,7 +325,11 @@ class FakeEngine:
         offsets = [0]
         for _, (tokens, _) in rows:
             offsets.append(offsets[-1] + len(tokens))
-        openings = [_opening(row, each.request, self.waited) for row, (each, _) in enumerate(rows) if not each.opened]
+        openings = [
+            _opening(row, each.request, self.waited, self.limits)
+            for row, (each, _) in enumerate(rows)
+            if not each.opened
+        ]
         for each, _ in rows:
             each.opened = True
         return BatchStrOutput(
@@ -350,13 +355,15 @@ def decode_spec(request: TokenizedGenerateReqInput) -> DecodeSpec:
     return msgspec.msgpack.decode(request.decode_spec, type=DecodeSpec)
 
 
-def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None) -> FirstTextRow:
+def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None, limits: ModelLimits) -> FirstTextRow:
     prompt = unpack_ints(request.input_ids)
     scores = None
     if request.logprobs and request.logprobs.prompt:
         top = request.logprobs.top
         likeliest = [Token(token_id, "", logprob=-1.0 - place) for place, token_id in enumerate(prompt[1:])]
         scores = _logprobs([Token(prompt[0], "", logprob=math.nan), *likeliest], top)
+        if request.audio is not None and limits.audio is not None and request.audio.transcript is Transcript.TIMES:
+            scores = msgspec.structs.replace(scores, times=_times(prompt, limits.audio.tokens))
     cached = len(prompt) // 2
     queued = waited or 0.0
     halves = [PrefillChunk(at=queued, tokens=1), PrefillChunk(at=queued + 0.001, tokens=len(prompt) - 1)]
@@ -368,6 +375,12 @@ def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None)
         queue_time=waited,
         chunks=halves if request.traced else [],
     )
+
+
+def _times(prompt: Sequence[int], tokens: TranscriptTokens) -> bytes:
+    """Return times of a text: each token has a tenth of a second."""
+    named = {tokens.start, tokens.transcribe, tokens.translate, tokens.no_timestamps, *tokens.languages.values()}
+    return pack_floats((place + 1) / 10 for place, _ in enumerate(token for token in prompt if token not in named))
 
 
 def _logprobs(tokens: list[Token], top: int) -> Logprobs:

@@ -176,7 +176,7 @@ async def test_a_stream_has_deltas_and_the_whole(served: Served, http_of: HttpOf
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "Times of words are not supported"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "verbose_json only"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "verbose_json only"),
         ({"stream": "true", "response_format": "srt"}, "stream", "json or text"),
         ({"response_format": "mp3"}, "response_format", "Input should be"),

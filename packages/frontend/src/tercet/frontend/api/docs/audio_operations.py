@@ -12,7 +12,7 @@ AUDIO: dict[MethodAndPath, Operation] = {
     ("POST", "/v1/audio/transcriptions"): Operation(
         tag="OpenAI",
         summary="Transcribe audio in its language.",
-        answer="The text, or its events; or subtitles, or segments with times.",
+        answer="The text, or its events; or subtitles, or segments and words with times.",
         body=TranscriptionRequest,
         example={**_EXAMPLE, "language": "en"},
         form=True,

@@ -9,11 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.api.generation_response import respond
+from tercet.frontend.api.openai.audio.attempts import TEMPERATURES, Attempts, generated
 from tercet.frontend.api.openai.audio.languages import code_of
 from tercet.frontend.api.openai.audio.schema import TranscriptionRequest, TranslationRequest
-from tercet.frontend.api.openai.audio.transcripts import MEDIA_TYPES, Transcript, TranscriptWriter
+from tercet.frontend.api.openai.audio.transcript_body import Transcript, TranscriptBody
+from tercet.frontend.api.openai.audio.transcripts import MEDIA_TYPES, TranscriptWriter
 from tercet.frontend.errors import BadRequestError, PayloadTooLargeError, ServerError, UnsupportedParameterError
 from tercet.frontend.http.auth import caller_of
+from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.multipart_form import read_form
 from tercet.frontend.http.request_body import validation_error
@@ -25,7 +28,7 @@ from tercet.frontend.media.audio_decoder import DecodedAudio
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages import audio
-from tercet.protocol.messages.audio import TranscriptTokens
+from tercet.protocol.messages.audio import AudioFormat, TranscriptTokens
 from tercet.protocol.messages.values import LogprobParams
 
 MAX_FILE_BYTES = 26_214_400
@@ -84,6 +87,7 @@ class OpenAIServingAudio:
         form = model.limits.audio
         assert form is not None
         code = _checked_language(language, task, form.tokens, model)
+        _check_times(body, form, model)
         before = await _before(body.prompt, form.tokens, model)
         decoding = self._manager.audio.decode(body.file, form.rate, form.samples, "file")
         windows = await cancel_on_disconnect(request, decoding)
@@ -95,31 +99,37 @@ class OpenAIServingAudio:
         if form.tokens.languages and not code:
             code = await cancel_on_disconnect(request, self._detect(model, form.tokens, windows[0]))
         prompt = [*before, *_prompt(form.tokens, code, task, timed=body.has_segments)]
+        temperature = body.temperature or 0.0
+        temperatures = TEMPERATURES if body.temperature is None and not stream else (temperature,)
+        scored = body.response_format == "verbose_json" or len(temperatures) > 1
         options = GenerationOptions(
-            sampling={"temperature": body.temperature},
-            logprobs=LogprobParams() if body.response_format == "verbose_json" else None,
+            sampling={"temperature": temperature},
+            logprobs=LogprobParams() if scored else None,
             param_names=_PARAMS,
         )
         kind = audio.Transcript.TIMESTAMPS if body.has_segments else audio.Transcript.TEXT
         work = [_request(model, prompt, options, window, kind) for window in windows]
         transcript = Transcript(
-            task=task, format=body.response_format, language=code, temperature=body.temperature, ends=ends
+            task=task, format=body.response_format, granularities=body.granularities, language=code, ends=ends
         )
-        writer = TranscriptWriter(model, form, transcript)
         media_type = MEDIA_TYPES[body.response_format]
-        return await respond(request, self._manager, work, writer, stream=stream, media_type=media_type)
+        if len(temperatures) == 1 and "word" not in body.granularities:
+            writer = TranscriptWriter(model, form, transcript, temperature)
+            return await respond(request, self._manager, work, writer, stream=stream, media_type=media_type)
+        attempts = Attempts(self._manager, model, form.tokens, prompt)
+        outcomes = await cancel_on_disconnect(request, attempts.outcomes(work, temperatures))
+        if "word" in body.granularities:
+            outcomes = await cancel_on_disconnect(request, attempts.with_times(work, outcomes))
+        writing = TranscriptBody(model, form, transcript).written(outcomes)
+        written = turns_of(request).run(caller_of(request).owner, writing)
+        return Response(await cancel_on_disconnect(request, written), media_type=media_type)
 
     async def _detect(self, model: ServedModel, tokens: TranscriptTokens, window: DecodedAudio) -> str:
         """Return the code of the language of a window. Raises ApiError."""
         options = GenerationOptions(sampling={"temperature": 0.0}, max_tokens=1, param_names=_PARAMS)
         work = _request(model, [tokens.start], options, window, audio.Transcript.LANGUAGE)
-        generation = await self._manager.submit([work])
-        try:
-            async for _ in generation.arrivals():
-                pass
-            [token] = generation.states[0].choices[0].token_ids
-        finally:
-            self._manager.release(generation)
+        [choice] = await generated(self._manager, [work])
+        [token] = choice.token_ids
         code = next((code for code, language in tokens.languages.items() if language == token), None)
         if code is None:
             raise ServerError("The scheduler found no language of this model.")
@@ -139,6 +149,15 @@ def _checked_language(language: str | None, task: str, tokens: TranscriptTokens,
     if not tokens.languages and code != "en":
         raise BadRequestError(f"The model {model.name!r} transcribes English only.", param="language")
     return code
+
+
+def _check_times(body: TranscriptionRequest | TranslationRequest, form: AudioFormat, model: ServedModel) -> None:
+    """Refuse times of words that the model does not have. Raises UnsupportedParameterError."""
+    if "word" in body.granularities and not form.token_times:
+        raise UnsupportedParameterError(
+            f"The model {model.name!r} has no times of words: its generation_config.json has no alignment_heads.",
+            param="timestamp_granularities",
+        )
 
 
 async def _before(text: str | None, tokens: TranscriptTokens, model: ServedModel) -> list[int]:

@@ -8,12 +8,16 @@ from tercet.protocol.messages.audio import TranscriptTokens
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Tokens of text, with times in seconds from the start of the file, and the mean of their log-probabilities."""
+    """Tokens of text, with times in seconds from the start of the file, and the mean of their log-probabilities.
+
+    `place` is the index of the first among the tokens of its window.
+    """
 
     start: float
     end: float
     token_ids: list[int]
     logprob: float
+    place: int
 
 
 def segments_of(
@@ -28,21 +32,21 @@ def segments_of(
     scores: list[float] = []
     begun = first
 
-    def close(end: float) -> None:
+    def close(end: float, place: int) -> None:
         if text:
-            found.append(Segment(begun, max(begun, end), [*text], sum(scores) / len(scores)))
+            found.append(Segment(begun, max(begun, end), [*text], sum(scores) / len(scores), place - len(text)))
         text.clear()
         scores.clear()
 
-    for token, score in zip(ids, logprobs, strict=True):
+    for place, (token, score) in enumerate(zip(ids, logprobs, strict=True)):
         if token >= tokens.first_timestamp:
             time = min(last, first + (token - tokens.first_timestamp) * tokens.timestamp_seconds)
-            close(time)
+            close(time, place)
             begun = time
         elif token != end_id:
             text.append(token)
             scores.append(score)
-    close(last)
+    close(last, len(ids) - (end_id in ids[-1:]))
     return found
 
 
