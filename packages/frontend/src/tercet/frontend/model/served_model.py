@@ -195,10 +195,11 @@ class ServedModel:
         texts = [replacement_of(image, form) for image in images]
         replaced = self.tokenizer.replace_control(text, form.marker, texts)
         if replaced is None:
+            noun, nouns = ("images", "images") if self.limits.sounds is None else ("audio", "audio clips")
             raise BadRequestError(
-                f"The model's chat template takes no {'images' if self.limits.sounds is None else 'audio'} here."
+                f"The model's chat template takes no {noun} here."
                 if isinstance(prompt, ChatPrompt)
-                else f"The text must have {form.marker!r} for each of its {len(images)} images, and nowhere else.",
+                else f"The text must have {form.marker!r} for each of its {len(images)} {nouns}, and nowhere else.",
                 param=prompt.images[0].param,
             )
         return replaced

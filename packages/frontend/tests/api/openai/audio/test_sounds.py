@@ -25,6 +25,7 @@ from tercet.protocol.messages.values import ModelLimits, unpack_ints
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
 CAT, DOG = (saved(voice(seconds, seed=3)) for seconds in (0.5, 0.25))
+GOOD = base64.b64encode(CAT).decode()
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -143,6 +144,39 @@ async def test_other_parts_are_refused_by_name(
 ) -> None:
     answer = await http_of(served).post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_text_has_sounds_in_its_places(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    cat, dog = (base64.b64encode(file).decode() for file in (CAT, DOG))
+    bodies: list[dict[str, Any]] = [
+        {"text": "hear </s> and </s>", "audio_data": [cat, f"data:audio/wav;base64,{dog}"]},
+        {"text": "hear </s>", "audio_data": cat},
+        {"text": ["</s>", "deaf", "</s></s>"], "audio_data": [cat, None, [cat, dog]]},
+    ]
+    for body in bodies:
+        answer = await http_of(served).post("/generate", json=body)
+        assert answer.status_code == 200, answer.text
+    found = [[each.tokens for each in request.sounds] for request in engine.requests()]
+    assert found == [[12, 6], [12], [12], [], [12, 6]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "why"),
+    [
+        ({"text": "no place", "audio_data": "AAAA"}, "audio_data", "none of WAV"),
+        ({"text": "no place", "audio_data": "no base64"}, "audio_data", "no base64"),
+        ({"text": "no place", "audio_data": [GOOD]}, "audio_data[0]", "each of its 1 audio clips"),
+        ({"input_ids": [1, 2], "audio_data": GOOD}, "audio_data", "'text'"),
+        ({"text": ["</s>"], "audio_data": GOOD}, "audio_data", "the audio of each prompt"),
+        ({"text": "</s>", "audio_data": GOOD, "image_data": "AAAA"}, "audio_data", "not both"),
+    ],
+)
+async def test_wrong_sounds_of_a_text_are_named(
+    served: Served, http_of: HttpOf, body: dict[str, Any], param: str, why: str
+) -> None:
+    answer = await http_of(served).post("/generate", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert why in answer.json()["error"]["message"]
 
 
 async def test_models_that_hear_nothing_say_so(

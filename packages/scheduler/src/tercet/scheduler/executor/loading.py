@@ -38,6 +38,7 @@ from tercet.scheduler.model_files import (
 )
 from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.audio.audio_model import load_encoder
+from tercet.scheduler.models.audio.sound_model import SoundModel
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.layers.cross_attention import CrossAttention
 from tercet.scheduler.models.layers.decoder import CausalLM
@@ -54,7 +55,7 @@ from tercet.scheduler.models.native_linear import (
 )
 from tercet.scheduler.models.registry import build_model, family_of, load_config
 from tercet.scheduler.models.sliced_work import slice_work
-from tercet.scheduler.models.tower import load_tower
+from tercet.scheduler.models.tower import TowerModel, TowerT, load_tower
 from tercet.scheduler.models.vision.image_model import ImageModel, bounded_for_cpu
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
@@ -191,42 +192,52 @@ def load_model(
 def load_images(
     options: WorkerOptions, config: DecoderShape, device: torch.device, *, native: bool, shard: Shard, advance: Advance
 ) -> LoadedMedia | None:
-    """Load the tower of images, which only rank 0 has, or of sounds, which need one rank.
+    """Load the tower of images or sounds, which only rank 0 has.
 
     Return None if the model takes neither, or has no weights or stages that cannot take images.
     """
     if not isinstance(config, ModelConfig) or options.load_format == "dummy":
         return None
     family = family_of(config.architecture)
-    if (sounds := family.sounds(options.model)) is not None and shard.is_whole:
-        heard = load_tower(sounds, options.checkpoint, config.dtype, device)
+    sounds = family.sounds(options.model)
+    images = family.images(options.model) if sounds is None else None
+    if sounds is None and images is None:
+        return None
+    if (needed := _needed(sounds, images, config, shard)) is not None:
+        if shard.stage.is_last and not shard.rank and not shard.attention.rank:
+            logger.warning("requests with %s are refused: %s", "images" if sounds is None else "audio", needed)
+        return None
+    shared = _embeddings(0 if images is None else images.deepstack, config, shard, device)
+
+    def tower(model: TowerModel[TowerT]) -> TowerT | None:
+        if shard.rank or not shard.stage.is_last:
+            return None
+        loaded = load_tower(model, options.checkpoint, config.dtype, device)
         if device.type == "cpu":
-            _prepare_for_cpu(heard, config.dtype, native=native, advance=advance)
-        return LoadedSounds(sounds, heard)
-    model = family.images(options.model)
-    if model is None:
-        return None
-    stage = shard.stage
-    if model.deepstack > len(Stage(0, stage.count).layers(config.layers)):
-        if stage.is_last and not shard.rank:
-            message = "requests with images are refused: the first %d layers get embeddings, stage 0 has fewer"
-            logger.warning(message, model.deepstack)
-        return None
+            _prepare_for_cpu(loaded, config.dtype, native=native, advance=advance)
+        return loaded
+
+    if sounds is not None:
+        return LoadedSounds(sounds, tower(sounds), shared)
+    assert images is not None
     if device.type == "cpu":
-        model = bounded_for_cpu(model)
-    shared = _embeddings(model, config, shard, device)
-    if shard.rank or not stage.is_last:
-        return LoadedImages(model, None, shared)
-    tower = load_tower(model, options.checkpoint, config.dtype, device)
-    if device.type == "cpu":
-        _prepare_for_cpu(tower, config.dtype, native=native, advance=advance)
-    return LoadedImages(model, tower, shared)
+        images = bounded_for_cpu(images)
+    return LoadedImages(images, tower(images), shared)
 
 
-def _embeddings(model: ImageModel, config: ModelConfig, shard: Shard, device: torch.device) -> Embeddings | None:
+def _needed(sounds: SoundModel | None, images: ImageModel | None, config: ModelConfig, shard: Shard) -> str | None:
+    """Return why a model takes no sounds or images in such a shard; None if it takes them."""
+    if sounds is not None and shard.attention.size > 1:
+        return "they need no --enable-dp-attention"
+    if images is not None and images.deepstack > len(Stage(0, shard.stage.count).layers(config.layers)):
+        return f"the first {images.deepstack} layers get embeddings, stage 0 has fewer"
+    return None
+
+
+def _embeddings(deepstack: int, config: ModelConfig, shard: Shard, device: torch.device) -> Embeddings | None:
     """Return what gives embeddings to the ranks that need them; None for a single rank."""
     if shard.stage.links is not None:
-        width = config.hidden_size * (1 + model.deepstack)
+        width = config.hidden_size * (1 + deepstack)
         return StageEmbeddings(shard.stage.links, width, config.dtype, device, first=shard.stage.is_first)
     return None if shard.size == 1 else SharedEmbeddings(shard.collectives, config.dtype, device)
 

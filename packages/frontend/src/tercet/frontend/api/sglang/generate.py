@@ -169,7 +169,7 @@ def to_generate_requests(
     requests: list[GenerateRequest] = []
     constraint: Constraint | None = None
     grammar: Grammar | None = None
-    check_images(list(chain.from_iterable(body.images())), "image_data", model)
+    check_images(list(chain.from_iterable(body.images())), "audio_data" if body.audio_data else "image_data", model)
     for each in body.prompt_options():
         if not requests or isinstance(body.sampling_params, list):
             constraint = native_constraint_of(each.sampling, each.param("sampling_params"))

@@ -25,6 +25,8 @@ from tercet.frontend.api.openai.tool_schema import Tools, specs_of
 from tercet.frontend.api.sglang.session_schema import SessionParams
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.media.image_decoder import MAX_URL_LENGTH, ImageSource
+from tercet.frontend.media.prompt_media import Source
+from tercet.frontend.media.sound_decoder import SoundSource
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.protocol.messages.values import LogprobParams
@@ -33,6 +35,8 @@ Text = Annotated[str, Field(max_length=16_777_216)]
 ImageUrl = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
 _MANY = Field(max_length=MOST_CHOICES, fail_fast=True)
 ImageUrls = Annotated[list[ImageUrl], _MANY]
+AudioFile = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
+AudioFiles = Annotated[list[AudioFile], _MANY]
 _SCHEME = 16
 """Characters in which the scheme of a URL ends."""
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True), QUICK_IDS]
@@ -153,7 +157,7 @@ class NativeGenerate(NativeInputs):
     positional_embed_overrides: Unsupported = None
     image_data: ImageUrl | Annotated[list[ImageUrl | ImageUrls | None], _MANY] | None = None
     video_data: Unsupported = None
-    audio_data: Unsupported = None
+    audio_data: AudioFile | Annotated[list[AudioFile | AudioFiles | None], _MANY] | None = None
     use_audio_in_video: Unsupported = None
     video_config: Unsupported = None
     modalities: Unsupported = None
@@ -198,25 +202,35 @@ class NativeGenerate(NativeInputs):
             raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param=param)
         return self
 
+    @property
+    def _media(self) -> tuple[str, Any]:
+        """Return the field of the images or sounds, and its value."""
+        return ("audio_data", self.audio_data) if self.audio_data else ("image_data", self.image_data)
+
     def _check_images(self) -> None:
-        given, param = self.image_data, "image_data"
+        param, given = self._media
         if not given:
             return
+        noun, one = ("audio", "an audio clip") if param == "audio_data" else ("images", "an image")
+        if self.audio_data and self.image_data:
+            raise UnsupportedParameterError("A model takes images or audio, not both.", param=param)
         if self.text is None:
-            raise UnsupportedParameterError("Images go with a 'text' that has their places.", param=param)
+            raise UnsupportedParameterError(f"{noun.capitalize()} go with a 'text' that has their places.", param=param)
         if self.session_params is not None:
-            raise UnsupportedParameterError("A turn of a session has no images.", param=param)
+            raise UnsupportedParameterError(f"A turn of a session has no {noun}.", param=param)
         if self.is_batch and not (isinstance(given, list) and len(given) == len(self.text)):
-            raise BadRequestError("'image_data' has the images of each prompt of a list.", param=param)
+            raise BadRequestError(f"'{param}' has the {noun} of each prompt of a list.", param=param)
         if not self.is_batch and not (isinstance(given, str) or all(isinstance(each, str) for each in given)):
-            raise BadRequestError("'image_data' of one prompt is an image or a list of images.", param=param)
+            raise BadRequestError(f"'{param}' of one prompt is {one} or a list of them.", param=param)
 
-    def images(self) -> list[list[ImageSource]]:
-        """Return the images of each prompt that is a text."""
+    def images(self) -> list[list[Source]]:
+        """Return the images or sounds of each prompt that is a text."""
+        param, given = self._media
         if not self.is_batch:
-            return [_images(self.image_data, "image_data")]
-        given = self.image_data or [None] * len(self.text or ())
-        return [_images(each, f"image_data[{place}]") for place, each in enumerate(given)]
+            return [_sources(given, param)]
+        return [
+            _sources(each, f"{param}[{place}]") for place, each in enumerate(given or [None] * len(self.text or ()))
+        ]
 
     def adapters(self) -> dict[str, str]:
         """Return the names of the adapters, each with the parameter that names it first."""
@@ -263,15 +277,20 @@ class NativeGenerate(NativeInputs):
         return [TokenPrompt(each, param=f"input_ids[{place}]") for place, each in enumerate(batch)]
 
 
-def _images(given: Any, param: str) -> list[ImageSource]:
-    """Return images, which may be `data:` URLs, URLs of an allowed host, or files in base64."""
+def _sources(given: Any, param: str) -> list[Source]:
+    """Return images or sounds, which may be `data:` URLs or files in base64, and images also URLs of allowed hosts."""
+    of = _sound if param.startswith("audio_data") else _image
     if not isinstance(given, list):
-        return [ImageSource(url=_url_of(given), param=param)] if given else []
-    return [ImageSource(url=_url_of(each), param=f"{param}[{step}]") for step, each in enumerate(given)]
+        return [of(given, param)] if given else []
+    return [of(each, f"{param}[{step}]") for step, each in enumerate(given)]
 
 
-def _url_of(image: str) -> str:
-    return image if ":" in image[:_SCHEME] else f"data:;base64,{image}"
+def _image(given: str, param: str) -> ImageSource:
+    return ImageSource(url=given if ":" in given[:_SCHEME] else f"data:;base64,{given}", param=param)
+
+
+def _sound(given: str, param: str) -> SoundSource:
+    return SoundSource(base64=given.partition(",")[2] if given.startswith("data:") else given, param=param)
 
 
 class Tokenize(Strict):

@@ -37,5 +37,5 @@ def step_images(
         in_windows=isinstance(loaded, LoadedImages) and loaded.model.in_windows,
         positions=positions,
         largest=form.max_tokens,
-        shared=loaded.shared if isinstance(loaded, LoadedImages) else None,
+        shared=loaded.shared,
     )

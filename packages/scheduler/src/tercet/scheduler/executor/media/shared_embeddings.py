@@ -1,4 +1,4 @@
-"""Embeddings of a step's images in all ranks of a model."""
+"""Embeddings of a step's images or sounds in all ranks of a model."""
 
 from typing import Protocol
 
@@ -21,7 +21,7 @@ class Embeddings(Protocol):
 
 
 class SharedEmbeddings:
-    """Embeddings that rank 0, which alone has the vision tower, sends to the others in each step with images."""
+    """Embeddings that rank 0, which alone has the tower, sends to the others in each step with images or sounds."""
 
     def __init__(self, collectives: Collectives, dtype: torch.dtype, device: torch.device) -> None:
         self._collectives = collectives

@@ -7,6 +7,7 @@ import torch
 
 from tercet.scheduler.core.plan import PlannedImage
 from tercet.scheduler.executor.media.images import ArrayStore
+from tercet.scheduler.executor.media.shared_embeddings import SharedEmbeddings
 from tercet.scheduler.models.audio.audio_model import Samples
 from tercet.scheduler.models.audio.sound_model import SoundModel, SoundTower
 
@@ -15,10 +16,12 @@ MOST_SAMPLE_BYTES = 1 << 30
 
 
 class LoadedSounds(NamedTuple):
-    """Sounds of a loaded model, and the tower that encodes them."""
+    """Sounds of a loaded model, and the tower that encodes them, which only rank 0 of several has."""
 
     model: SoundModel
-    tower: SoundTower
+    tower: SoundTower | None
+    shared: SharedEmbeddings | None = None
+    """With several ranks."""
 
     @property
     def excess_tokens(self) -> int:
@@ -29,7 +32,8 @@ class LoadedSounds(NamedTuple):
     def encode_blank(self) -> None:
         """Encode the longest sound that the encoder sees at once, for the memory that this takes."""
         form = self.model.form
-        self.tower(np.zeros(form.window or form.samples, np.int16))
+        if self.tower is not None:
+            self.tower(np.zeros(form.window or form.samples, np.int16))
 
 
 class SoundStore(ArrayStore[Samples]):
