@@ -1,6 +1,7 @@
 """Ranks that hear say what one process says: rank 0 encodes sounds, and sends the embeddings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,12 @@ from tests.integration.sound_families import FAMILIES, HearingRun
 from tests.integration.test_sound_families import FOUR, ONE, words
 
 
-def answers(executor: Ranks | TpModelWorker, prompts: Sequence[Prompt]) -> dict[tuple[str, int], list[int]]:
+def answers(
+    executor: Ranks | TpModelWorker, prompts: Sequence[Prompt], stages: int = 1
+) -> dict[tuple[str, int], list[int]]:
     """Return the answers to prompts that run side by side, in chunks, and twice: the second time from the cache."""
-    driver = Driver(executor.capacity, CoreConfig(token_budget=17), executor=executor)
+    overlap = stages if stages > 1 else 0
+    driver = Driver(executor.capacity, CoreConfig(token_budget=17, stages=stages), overlap=overlap, executor=executor)
     assert executor.images is not None
     for turn in range(2):
         for number, prompt in enumerate(prompts):
@@ -39,8 +43,9 @@ def answers(executor: Ranks | TpModelWorker, prompts: Sequence[Prompt]) -> dict[
 
 @pytest.mark.usefixtures("as_before", "place")
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("split", [Split(2), Split(1, 2)], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_two_ranks_hear(name: str, tmp_path: Path) -> None:
+def test_two_ranks_hear(name: str, split: Split, tmp_path: Path) -> None:
     directory = FAMILIES[name].write(tmp_path)
     asked: list[Parts] = [ONE, FOUR, [words(20, 9)]]
     run = HearingRun(directory)
@@ -49,14 +54,5 @@ def test_two_ranks_hear(name: str, tmp_path: Path) -> None:
     options = WorkerOptions(model=directory, device="cpu", slots=4, page_size=4, kv_cache_bytes=1 << 24)
     expected = answers(TpModelWorker(options), prompts)
     assert len({token for output in expected.values() for token in output}) > 10
-    assert answers(Ranks(options, Split(2)), prompts) == expected
-
-
-@pytest.mark.usefixtures("as_before", "place")
-def test_pipeline_stages_say_that_they_hear_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    directory = FAMILIES["Voxtral"].write(tmp_path)
-    options = WorkerOptions(model=directory, device="cpu", slots=4, kv_cache_bytes=1 << 24, overlap=True)
-    ranks = Ranks(options, Split(1, 2))
-    ranks.close()
-    assert ranks.capacity.sounds is None
-    assert "requests with audio are refused: they need --pipeline-parallel-size 1" in caplog.text
+    ranks = Ranks(replace(options, overlap=split.stages > 1), split)
+    assert answers(ranks, prompts, split.stages) == expected

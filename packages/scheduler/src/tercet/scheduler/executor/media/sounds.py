@@ -7,7 +7,7 @@ import torch
 
 from tercet.scheduler.core.plan import PlannedImage
 from tercet.scheduler.executor.media.images import ArrayStore
-from tercet.scheduler.executor.media.shared_embeddings import SharedEmbeddings
+from tercet.scheduler.executor.media.shared_embeddings import Embeddings
 from tercet.scheduler.models.audio.audio_model import Samples
 from tercet.scheduler.models.audio.sound_model import SoundModel, SoundTower
 
@@ -20,7 +20,7 @@ class LoadedSounds(NamedTuple):
 
     model: SoundModel
     tower: SoundTower | None
-    shared: SharedEmbeddings | None = None
+    shared: Embeddings | None = None
     """With several ranks."""
 
     @property
