@@ -75,6 +75,46 @@ def test_each_turn_of_a_chat_computes_its_own_tokens_only(monkeypatch: pytest.Mo
     assert run.core.memory.states is not None
 
 
+def starts_of(run: Driver, *prompts: list[int]) -> list[int]:
+    """Return the place where each of some prompts, which arrive together, starts to be computed."""
+    first, names = len(run.plans), [f"{len(run.plans)} {number}" for number in range(len(prompts))]
+    run.send(*(request(rid, each, max_new_tokens=9, ignore_eos=True) for rid, each in zip(names, prompts, strict=True)))
+    run.run()
+    for rid, prompt in zip(names, prompts, strict=True):
+        assert run.output[rid, 0] == run.answer(request(rid, prompt, max_new_tokens=9, ignore_eos=True))
+    slots = [(plan, init.slot) for plan in run.plans[first:] for init in plan.introduce]
+    return [row.start for plan, slot in slots for row in plan.rows if row.slot == slot]
+
+
+def wide_driver() -> Driver:
+    """Return a driver with room for 64 requests at once, and for all that they leave."""
+    capacity = small_capacity(pages=8000, slots=64, snapshots=900, context_length=512)
+    return Driver(capacity, CoreConfig(token_budget=1024))
+
+
+@pytest.mark.parametrize(("before", "starts"), [(0, [0] + [128] * 63), (2, [128] * 64)])
+def test_64_prompts_find_the_prefix_that_they_share(before: int, starts: list[int]) -> None:
+    """Of prompts that arrive together, one computes it; after two others that show where they part, none does."""
+    run = wide_driver()
+    prompts = [[*SHARED * 2, 1 + number % 40, 41 + number // 40, *range(1, 19)] for number in range(before + 64)]
+    for prompt in prompts[:before]:
+        starts_of(run, prompt)
+    assert sorted(starts_of(run, *prompts[before:])) == starts
+
+
+def test_64_chats_find_their_history_in_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn computes its own tokens, and those since the last snapshot of the answer before it."""
+    monkeypatch.setattr(state_snapshots, "OUTPUT_INTERVAL", 4)
+    run, new = wide_driver(), [3, 1, 4, 1, 5]
+    histories = [[1 + chat % 40, 41 + chat // 40, *SHARED] for chat in range(64)]
+    assert starts_of(run, *histories) == [0] * 64
+    for _ in range(3):
+        answers = [run.answer(request("", each, max_new_tokens=9, ignore_eos=True)) for each in histories]
+        histories = [[*each, *answer, *new] for each, answer in zip(histories, answers, strict=True)]
+        starts = starts_of(run, *histories)
+        assert min(starts) >= len(histories[0]) - len(new) - 4 - run.core.memory.page_size
+
+
 def test_without_a_radix_cache_every_prompt_is_computed_whole() -> None:
     run = driver(radix_cache=False)
     assert cached_by(run, "first", SHARED) == cached_by(run, "again", SHARED) == 0
