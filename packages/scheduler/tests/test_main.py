@@ -1,5 +1,6 @@
 """The command line: what cannot work ends the process with one line and status 2."""
 
+import json
 import os
 import subprocess
 import sys
@@ -122,6 +123,32 @@ def test_a_model_whose_weights_do_not_fit_is_refused(
     config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
     options = ["--model", str(tmp_path), "--device", "cpu", "--listen", listen]
     assert "does not fit its config.json" in complaint(options, capfd)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("nemotron_h", "mlp_hidden_act", "silu"),
+        ("mimo_v2", "scoring_func", "softmax"),
+        ("olmo_hybrid", "hidden_act", "relu"),
+    ],
+)
+def test_a_field_that_would_change_answers_is_refused(
+    family: str,
+    field: str,
+    value: str,
+    capfd: pytest.CaptureFixture[str],
+    checkpoints: Callable[[str], Path],
+    tmp_path: Path,
+    listen: str,
+) -> None:
+    for file in checkpoints(family).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
+    line = complaint(["--model", str(tmp_path), "--device", "cpu", "--listen", listen], capfd)
+    assert f"config.json: {field}: {value!r} is not supported" in line
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ LLAMA4 = {
     "head_dim": 16,
 }
 LFM2 = {"layer_types": ["conv", "full_attention"]}
+JAMBA = {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 2, "mamba_d_state": 4}
 GEMMA4 = {
     "layer_types": ["sliding_attention", "full_attention"],
     "head_dim": 16,
@@ -130,6 +131,11 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     ),
     "ALiBi": ("BloomForCausalLM", "BloomConfig", BLOOM, "'BloomForCausalLM' is not supported"),
     "a convolution": ("Lfm2ForCausalLM", "Lfm2Config", SMALL | LFM2, "layer_types: conv is not supported"),
+    "recurrent layers": (
+        *("JambaForCausalLM", "JambaConfig"),
+        SMALL | JAMBA,
+        "'JambaForCausalLM' is not supported: it cannot be given another attention",
+    ),
     "two attentions in a layer": (
         "DiffLlamaForCausalLM",
         "DiffLlamaConfig",

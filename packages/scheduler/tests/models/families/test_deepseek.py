@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from packages.scheduler.tests.models.families.test_families import Paged, load, 
 from packages.scheduler.tests.models.test_hugging_face import assert_alike, changed, expected, generate, options
 from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.attention.torch_native import TorchNativeLatent
-from tercet.kernels.native.library import missing_library
+from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops import sampler_ops
 from tercet.protocol.messages.values import unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
@@ -33,6 +33,7 @@ from tercet.scheduler.models.layers.latent_attention import HeadProjections
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import Router
 from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.native_linear import use_native_projections
 from tercet.scheduler.models.registry import build_model, load_config, parse_config
 from tercet.scheduler.models.weights.weights import dummy_weights, load_weights
 from tercet.scheduler.testing.quantized_checkpoints import Grain, write_checkpoint
@@ -127,13 +128,13 @@ def test_how_experts_are_chosen_counts(changes: dict[str, Any], checkpoints: Che
     assert (right - wrong).abs().max() > 0.1
 
 
-def norms() -> dict[str, torch.Tensor]:
+def norms(config: Mapping[str, Any] = QUANTISED) -> dict[str, torch.Tensor]:
     """Those of latents, which `write_checkpoint` leaves to others."""
     chance = torch.Generator().manual_seed(1)
-    sizes = {"q_a_layernorm": QUANTISED["q_lora_rank"], "kv_a_layernorm": QUANTISED["kv_lora_rank"]}
+    sizes = {"q_a_layernorm": config["q_lora_rank"], "kv_a_layernorm": config["kv_lora_rank"]}
     return {
         f"model.layers.{layer}.self_attn.{name}.weight": torch.rand(size, generator=chance)
-        for layer in range(QUANTISED["num_hidden_layers"])
+        for layer in range(config["num_hidden_layers"])
         for name, size in sizes.items()
     }
 
@@ -168,6 +169,33 @@ def test_quantised_checkpoints(kind: str, experts: bool, dequantized: bool, tmp_
     torch.testing.assert_close(two_steps(model), wanted, rtol=1e-4, atol=1e-4)
     for mine in on_ranks(2, lambda shard: two_steps(make(shard))):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+
+
+@NATIVE
+@pytest.mark.parametrize("way", ["packed", "dequantized", "native"])
+def test_experts_as_kimi_k25_is_published(way: str, tmp_path: Path) -> None:
+    """In int4, in groups of 32, behind `language_model.` and beside a tower; all else is in full."""
+    parts = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    kept = ["mlp.gate", *(f"self_attn.{part}" for part in parts)]
+    kept += [f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")]
+    biases = {f"model.layers.{layer}.mlp.gate.e_score_correction_bias": torch.linspace(0, 0.5, 8) for layer in range(2)}
+    config: dict[str, Any] = {**QUANTISED, **ROUTED, "q_lora_rank": 64, "kv_lora_rank": 32}
+    beside = norms(config) | biases
+    full = write_checkpoint("packed", tmp_path / "text", config, Grain(group=32), full=tuple(kept), beside=beside)
+    tensors = {f"language_model.{name}": each for name, each in load_file(tmp_path / "text/model.safetensors").items()}
+    text = json.loads((tmp_path / "text/config.json").read_text())
+    ignored = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+    text |= {"model_type": "kimi_k2", "quantization_config": {**text["quantization_config"], "ignore": ignored}}
+    config = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    save_file(tensors | {"vision_tower.patch_embed.weight": torch.ones(2)}, directory / "model.safetensors")
+    model = build_model(load_config(directory))
+    load_weights(model, directory, dequantized=way != "packed")
+    if way == "native":
+        use_native_projections(model, load_library())
+    torch.testing.assert_close(two_steps(model), two_steps(load(full)), rtol=1e-4, atol=1e-4)
 
 
 def test_dummy_weights_in_few_bits() -> None:

@@ -44,6 +44,15 @@ LATENT = {
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16}
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2], "mrope_interleaved": True}
 BLOCKS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 3, 2]}
+DELTA_NET = {
+    "initializer_range": 0.08,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5},
+}
 SIGHT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "kimi_k25": ("Kimi_K25", "deepseek_v3", LATENT, {}),
@@ -78,6 +87,19 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "qwen3_vl_text",
         {"rope_parameters": SECTIONS},
         {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "deepstack_visual_indexes": [0]},
+    ),
+    "qwen3_5": ("Qwen3_5", "qwen3_5_text", DELTA_NET, {"depth": 1, "num_heads": 2, "out_hidden_size": 48}),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        "qwen3_5_moe_text",
+        {
+            **DELTA_NET,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 24,
+        },
+        {"depth": 1, "num_heads": 2, "out_hidden_size": 48},
     ),
     "qwen3_vl_moe": (
         "Qwen3VLMoe",
