@@ -19,7 +19,7 @@ import torch
 from benchmarks.micro.cpu import Measured, best_of, ceiling
 from tercet.kernels.native.library import available_cores, load_library
 from tercet.kernels.native.recurrent import NativeRecurrence
-from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segment, Segments
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segment, Segments, SelectiveInputs
 from tercet.protocol.messages.messages import BatchTokenIDOutput, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_ints
 from tercet.scheduler.core.cache.state_cache import StateRadixCache
@@ -183,6 +183,25 @@ def kernels(most: float) -> Iterator[Measured]:
                 yield f"{name}, 32 decodes: states read and written", moved / seconds / 1e9, "GB/s", 0.5 * most
             yield f"{name}, {tokens} tokens", arithmetic / seconds / 1e9, "GFLOP/s", None
     yield from draft_tokens(native, states)
+    yield from selective(native, most)
+
+
+def selective(native: NativeRecurrence, most: float) -> Iterator[Measured]:
+    """Yield the rates of Mamba 1's scan in a layer of Falcon-Mamba 7B."""
+    channels, size = 8192, 16
+    states, rates = torch.randn(33, channels, size), -torch.rand(channels, size)
+    for tokens, segments in (
+        (32, Segments(torch.arange(32), [])),
+        (256, Segments(torch.empty(0, dtype=torch.int64), [Segment(0, 256, 0)])),
+    ):
+        c, b = torch.randn(2, tokens, size)
+        inputs = SelectiveInputs(c, b, torch.randn(tokens, channels), torch.rand(tokens, channels), rates)
+        seconds = best_of({"scan": partial(native.selective_scan, inputs, states, segments)})["scan"]
+        if tokens == 32:
+            moved = 2 * states[:32].nbytes
+            yield "selective scan, 32 decodes: states read and written", moved / seconds / 1e9, "GB/s", 0.5 * most
+        arithmetic = 6 * tokens * channels * size
+        yield f"selective scan, {tokens} tokens, without exponentials", arithmetic / seconds / 1e9, "GFLOP/s", None
 
 
 def draft_tokens(native: NativeRecurrence, states: torch.Tensor) -> Iterator[Measured]:

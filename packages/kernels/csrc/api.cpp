@@ -156,6 +156,11 @@ EXPORT int64_t tercet_state_space_scan(const Recurrence* recurrence, const Segme
     return guarded([&] { state_space_scan(*recurrence, segments, count, c, b, x); });
 }
 
+EXPORT int64_t tercet_selective_scan(const Recurrence* recurrence, const Segment* segments, int64_t count,
+                                     const float* c, const float* b, const float* x, const float* step) {
+    return guarded([&] { selective_scan(*recurrence, segments, count, c, b, x, step); });
+}
+
 EXPORT int64_t tercet_argmax(const float* logits, int64_t rows, int64_t vocab, float* most, int64_t* index) {
     return guarded([&] { argmax(logits, rows, vocab, most, index); });
 }

@@ -111,3 +111,23 @@ void state_space_scan(const Recurrence& recurrence, const Segment* segments, int
                    recurrence.out + value);
     });
 }
+
+void selective_scan(const Recurrence& recurrence, const Segment* segments, int64_t count, const float* c,
+                    const float* b, const float* x, const float* step) {
+    int64_t rows = recurrence.rows, columns = recurrence.columns;
+    for_segments(recurrence, segments, count, [&](int64_t token, int64_t head, float* state) {
+        int64_t first = (token * recurrence.heads + head) * rows;
+        for (int64_t row = 0; row < rows; row++) {
+            float time = step[first + row], added = time * x[first + row];
+            const float* rate = recurrence.factor + (head * rows + row) * columns;
+            float* at = state + row * columns;
+            F32 total{};
+            over(columns, [&](int64_t i, auto get, auto put) {
+                F32 next = exp(time * get(rate + i)) * get(at + i) + added * get(b + token * columns + i);
+                put(at + i, next);
+                total += next * get(c + token * columns + i);
+            });
+            recurrence.out[first + row] = sum(total);
+        }
+    });
+}

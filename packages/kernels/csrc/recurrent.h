@@ -27,3 +27,8 @@ void delta_rule(const Recurrence& recurrence, const Segment* segments, int64_t c
 // b and c [tokens, groups, columns], x and out [tokens, heads, rows]: S = factor S + x b, out = S c.
 void state_space_scan(const Recurrence& recurrence, const Segment* segments, int64_t count, const float* c,
                       const float* b, const float* x);
+
+// The rows of all heads are channels, and `factor` [channels, columns] is the rate of each. c and b [tokens, columns],
+// x, step and out [tokens, channels]: S = exp(step factor) S + step x b, out = S c.
+void selective_scan(const Recurrence& recurrence, const Segment* segments, int64_t count, const float* c,
+                    const float* b, const float* x, const float* step);

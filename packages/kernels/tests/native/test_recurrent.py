@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from packages.kernels.tests.ops.test_recurrent import DRAFTED, LENGTHS, STATES, owners, part_of, segments_of
+from packages.kernels.tests.ops.test_recurrent import (
+    DRAFTED,
+    LENGTHS,
+    STATES,
+    owners,
+    part_of,
+    segments_of,
+    selective_inputs,
+)
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.recurrent import NativeRecurrence
 from tercet.kernels.ops.recurrent import (
@@ -12,6 +20,7 @@ from tercet.kernels.ops.recurrent import (
     Segment,
     Segments,
     gated_delta_rule,
+    selective_scan,
     state_space_scan,
 )
 
@@ -58,6 +67,19 @@ def test_state_space_scan(library: Library, rows: int, columns: int) -> None:
     expected = state_space_scan(scan, states, segments)
     torch.testing.assert_close(
         NativeRecurrence(library).state_space_scan(scan, copies, segments), expected, rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(copies, states, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(128, 16), (88, 10), (5, 3), (96, 33)])
+def test_selective_scan(library: Library, channels: int, size: int) -> None:
+    given = selective_inputs(len(owners(LENGTHS)), channels, size)
+    states = torch.randn(STATES, channels, size)
+    copies = states.clone()
+    segments = segments_of(LENGTHS, CUTS)
+    expected = selective_scan(given, states, segments)
+    torch.testing.assert_close(
+        NativeRecurrence(library).selective_scan(given, copies, segments), expected, rtol=1e-4, atol=1e-4
     )
     torch.testing.assert_close(copies, states, rtol=1e-4, atol=1e-4)
 

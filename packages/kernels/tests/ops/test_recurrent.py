@@ -10,8 +10,10 @@ from tercet.kernels.ops.recurrent import (
     ScanInputs,
     Segment,
     Segments,
+    SelectiveInputs,
     causal_conv,
     gated_delta_rule,
+    selective_scan,
     state_space_scan,
 )
 
@@ -114,6 +116,31 @@ def test_the_state_space_scan_equals_a_loop_over_tokens() -> None:
             expected[token, head] = expected_states[state, head] @ c[token, head // 2]
     segments = segments_of(LENGTHS, {1: (100, 6), 2: (7, 7)})
     assert torch.allclose(state_space_scan(ScanInputs(c, b, x, decay), states, segments), expected, atol=1e-4)
+    assert torch.allclose(states[:6], expected_states[:6], atol=1e-4)
+    assert torch.equal(states[7], states[2])
+
+
+def selective_inputs(tokens: int, channels: int, size: int) -> SelectiveInputs:
+    torch.manual_seed(0)
+    c, b = torch.randn(2, tokens, size)
+    return SelectiveInputs(
+        c, b, torch.randn(tokens, channels), torch.rand(tokens, channels), -torch.rand(channels, size)
+    )
+
+
+def test_the_selective_scan_equals_a_loop_over_tokens() -> None:
+    owner = owners(LENGTHS)
+    given = selective_inputs(len(owner), 12, 5)
+    states = torch.randn(STATES, 12, 5)
+    expected_states, expected = states.clone(), torch.empty_like(given.x)
+    for token, state in enumerate(owner):
+        for channel in range(12):
+            step = given.step[token, channel]
+            old = expected_states[state, channel] * (step * given.rates[channel]).exp()
+            expected_states[state, channel] = old + step * given.x[token, channel] * given.b[token]
+            expected[token, channel] = expected_states[state, channel] @ given.c[token]
+    segments = segments_of(LENGTHS, {1: (100, 6), 2: (7, 7)})
+    assert torch.allclose(selective_scan(given, states, segments), expected, atol=1e-4)
     assert torch.allclose(states[:6], expected_states[:6], atol=1e-4)
     assert torch.equal(states[7], states[2])
 

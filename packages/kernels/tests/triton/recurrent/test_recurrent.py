@@ -5,12 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels are compiled by triton")
 
-from packages.kernels.tests.ops.test_recurrent import DRAFTED, LENGTHS, STATES, segments_of
+from packages.kernels.tests.ops.test_recurrent import DRAFTED, LENGTHS, STATES, segments_of, selective_inputs
 from tercet.kernels.ops import recurrent as reference
-from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segment, Segments
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segment, Segments, SelectiveInputs
 from tercet.kernels.triton.recurrent.causal_conv import causal_conv
 from tercet.kernels.triton.recurrent.delta_rule import gated_delta_rule
 from tercet.kernels.triton.recurrent.scan import state_space_scan
+from tercet.kernels.triton.recurrent.selective import selective_scan
 
 STEPS = {
     "mixed": segments_of(LENGTHS, {1: (100, 6), 4: (64, 7)}),
@@ -73,6 +74,18 @@ def test_state_space_scan(step: str, rows: int, columns: int, device: torch.devi
     torch.testing.assert_close(states, expected_states, atol=1e-4, rtol=1e-4)
 
 
+@every_step
+@pytest.mark.parametrize(("channels", "size"), [(70, 16), (5, 3)])
+def test_selective_scan(step: str, channels: int, size: int, device: torch.device) -> None:
+    given = SelectiveInputs(*(each.to(device) for each in selective_inputs(tokens_of(step), channels, size)))
+    given = given._replace(b=torch.cat([given.b, given.c], 1)[:, :size])  # as the projections of a layer are split
+    states = torch.randn(STATES, channels, size, device=device)
+    expected_states = states.clone()
+    expected = reference.selective_scan(given, expected_states, STEPS[step])
+    torch.testing.assert_close(selective_scan(given, states, STEPS[step]), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(states, expected_states, atol=1e-4, rtol=1e-4)
+
+
 def test_keys_that_repeat_are_solved_without_overflow(device: torch.device) -> None:
     """The system of a chunk has ones below its diagonal, of which powers would be as large as binomials."""
     key = torch.ones(130, 1, 16, device=device)
@@ -111,6 +124,8 @@ def test_other_states_are_refused(device: torch.device) -> None:
             gated_delta_rule(DeltaInputs(given, given, given, rates, rates), states, segments)
         with pytest.raises(ValueError, match="contiguous and in float32"):
             state_space_scan(ScanInputs(given, given, given, rates), states, segments)
+        with pytest.raises(ValueError, match="contiguous and in float32"):
+            selective_scan(selective_inputs(2, 1, 4), states[:, 0], segments)
     with pytest.raises(ValueError, match="must be contiguous"):
         causal_conv(given[:, 0], torch.zeros(2, 4, 6)[..., ::2], torch.zeros(4, 4), None, segments)
     with pytest.raises(ValueError, match="two taps or more"):

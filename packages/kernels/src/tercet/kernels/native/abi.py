@@ -201,6 +201,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "forward": (None, [POINTER(Model), POINTER(Step), _P]),
     "delta_rule": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P, _P]),
     "state_space_scan": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P]),
+    "selective_scan": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P, _P]),
     "argmax": (None, [_P, _I, _I, _P, _P]),
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
     "penalize": (None, [_P, _I, _P, _P, _I, _P, _P, _P, _P, _P]),

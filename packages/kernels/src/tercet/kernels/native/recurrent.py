@@ -3,11 +3,16 @@
 A state's bits depend only on the tokens that made it, not on how they were divided among steps.
 """
 
+from math import gcd
+
 import torch
 
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library
-from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segments, l2norm
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segments, SelectiveInputs, l2norm
+
+_CHANNELS = 64
+"""Most channels that a task of the selective scan advances."""
 
 
 class NativeRecurrence:
@@ -38,6 +43,15 @@ class NativeRecurrence:
         recurrence = _recurrence(states, c.shape[1], factor, out)
         pointers = (each.data_ptr() for each in (c, b, x))
         self._call.state_space_scan(recurrence, segments.table.data_ptr(), len(segments.table), *pointers)
+        return out
+
+    def selective_scan(self, inputs: SelectiveInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """See `tercet.kernels.ops.recurrent.selective_scan`."""
+        c, b, x, step, rates = map(_floats, inputs)
+        out, rows = torch.empty_like(x), gcd(states.shape[1], _CHANNELS)
+        recurrence = _recurrence(states.view(len(states), -1, rows, states.shape[2]), 1, rates, out)
+        pointers = (each.data_ptr() for each in (c, b, x, step))
+        self._call.selective_scan(recurrence, segments.table.data_ptr(), len(segments.table), *pointers)
         return out
 
 

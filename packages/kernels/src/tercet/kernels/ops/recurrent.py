@@ -1,14 +1,15 @@
-"""Recurrent layers over the states of many sequences, in plain torch: convolution, gated delta rule, state space scan.
+"""Recurrent layers over the states of many sequences, in plain torch: convolution, gated delta rule, and the scans of
+both Mambas.
 
 A state pool is [states, ...]: one running state for each slot, and snapshots. A step's tokens are flat, [tokens, ...];
 `Segments` name the state that each of them advances.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -162,11 +163,12 @@ def gated_delta_rule(inputs: DeltaInputs, states: torch.Tensor, segments: Segmen
         state = state + k[:count, ..., None] * delta[:, :, None]
         segments.write_singles(states, state)
         out[:count] = (state * q[:count, ..., None]).sum(2)
-    _advance_rest(_delta_chunk, DeltaInputs(q, k, v, decay, beta), states, segments.rest, out)
+    rest = DeltaInputs(q, k, v, decay, beta)
+    _advance_rest(lambda some, state: _delta_chunk(_of_heads(rest, some), state), states, segments.rest, out)
     return out
 
 
-def _delta_chunk(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
+def _delta_chunk(inputs: Iterable[torch.Tensor], state: torch.Tensor) -> torch.Tensor:
     """Apply the rule to tokens of one sequence at once, and advance its state [heads, key_dim, value_dim] in place.
 
     The inputs are [heads, tokens, ...]; returns [tokens, heads, value_dim]. Within the chunk, the corrections of values
@@ -199,9 +201,6 @@ class ScanInputs(NamedTuple):
     decay: torch.Tensor  # [tokens, heads]: logarithm of the factor of the state
 
 
-InputsT = TypeVar("InputsT", DeltaInputs, ScanInputs)
-
-
 def state_space_scan(inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
     """Return the outputs [tokens, heads, head_dim] of a state space scan in float32, and advance the states.
 
@@ -217,11 +216,12 @@ def state_space_scan(inputs: ScanInputs, states: torch.Tensor, segments: Segment
         state = state + x[:count, ..., None] * b[:count, :, None]
         segments.write_singles(states, state)
         out[:count] = (state * c[:count, :, None]).sum(3)
-    _advance_rest(_scan_chunk, ScanInputs(c, b, x, decay), states, segments.rest, out)
+    rest = ScanInputs(c, b, x, decay)
+    _advance_rest(lambda some, state: _scan_chunk(_of_heads(rest, some), state), states, segments.rest, out)
     return out
 
 
-def _scan_chunk(inputs: ScanInputs, state: torch.Tensor) -> torch.Tensor:
+def _scan_chunk(inputs: Iterable[torch.Tensor], state: torch.Tensor) -> torch.Tensor:
     """Scan tokens of one sequence at once, and advance its state [heads, head_dim, state_dim] in place.
 
     The inputs are [heads, tokens, ...]; returns [tokens, heads, head_dim].
@@ -233,9 +233,44 @@ def _scan_chunk(inputs: ScanInputs, state: torch.Tensor) -> torch.Tensor:
     return out.transpose(0, 1)
 
 
+class SelectiveInputs(NamedTuple):
+    """Inputs of the selective scan of Mamba 1."""
+
+    c: torch.Tensor  # [tokens, state_dim]: what is read, of all channels
+    b: torch.Tensor  # [tokens, state_dim]: where a value is added
+    x: torch.Tensor  # [tokens, channels]
+    step: torch.Tensor  # [tokens, channels]: time steps
+    rates: torch.Tensor  # [channels, state_dim]: logarithm of the factor of the state in a unit of time
+
+
+def selective_scan(inputs: SelectiveInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
+    """Return the outputs [tokens, channels] of a selective scan in float32, and advance the states.
+
+    The states are [states, channels, state_dim], float32. With S the state before a token: S = exp(step rates) S +
+    step x b; the output is S c. Source: Mamba (arXiv 2312.00752).
+    """
+    c, b, x, step, rates = (each.float() for each in inputs)
+    out = torch.empty_like(x)
+
+    def advance(some: slice, state: torch.Tensor) -> torch.Tensor:
+        factors = (step[some, :, None] * rates).exp()
+        passed = (step[some] * x[some])[..., None] * b[some, None]
+        for factor, added in zip(factors, passed, strict=True):
+            added.add_(state.mul_(factor))
+            state.copy_(added)
+        return (passed @ c[some, :, None])[..., 0]
+
+    if count := len(segments.singles):
+        state = states[segments.singles] * (step[:count, :, None] * rates).exp()
+        state = state + (step[:count] * x[:count])[..., None] * b[:count, None]
+        segments.write_singles(states, state)
+        out[:count] = (state @ c[:count, :, None])[..., 0]
+    _advance_rest(advance, states, segments.rest, out)
+    return out
+
+
 def _advance_rest(
-    advance: Callable[[InputsT, torch.Tensor], torch.Tensor],
-    inputs: InputsT,
+    advance: Callable[[slice, torch.Tensor], torch.Tensor],
     states: torch.Tensor,
     rest: Sequence[Segment],
     out: torch.Tensor,
@@ -244,10 +279,14 @@ def _advance_rest(
     for begin, end, state, snapshot in rest:
         for first in range(begin, end, Segments.CHUNK):
             some = slice(first, min(first + Segments.CHUNK, end))
-            chunk = type(inputs)(*(each[some].transpose(0, 1) for each in inputs))
-            out[some] = advance(chunk, states[state])
+            out[some] = advance(some, states[state])
         if snapshot >= 0:
             states[snapshot] = states[state]
+
+
+def _of_heads(inputs: Iterable[torch.Tensor], some: slice) -> Iterator[torch.Tensor]:
+    """Yield some of the tokens of inputs [tokens, heads, ...], by head."""
+    return (each[some].transpose(0, 1) for each in inputs)
 
 
 def _between(total: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantized import MXFP4_BLOCK, PACKED, EightBits, Format, QuantizedWeight
-from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segment, Segments
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segment, Segments, SelectiveInputs
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.tools.check import make_batch
@@ -35,6 +35,7 @@ from tercet.kernels.triton.moe.route import route
 from tercet.kernels.triton.recurrent.causal_conv import causal_conv
 from tercet.kernels.triton.recurrent.delta_rule import gated_delta_rule
 from tercet.kernels.triton.recurrent.scan import state_space_scan
+from tercet.kernels.triton.recurrent.selective import selective_scan
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.triton.sampling import argmax, logprobs, sampling
 from tercet.kernels.triton.sampling.bitmask import apply_bitmask_
@@ -288,6 +289,13 @@ def _scan(tokens: int) -> None:
     state_space_scan(ScanInputs(c, b, torch.empty(tokens, 64, 64), torch.zeros(tokens, 64)), states, _segments(tokens))
 
 
+def _selective(tokens: int) -> None:
+    """Scan with the sizes of Falcon-Mamba 7B."""
+    c, b = torch.empty(tokens, 256 + 2 * 16, dtype=BF16)[:, 256:].chunk(2, 1)
+    x, rates, states = torch.empty(tokens, 8192), torch.empty(8192, 16), torch.empty(2, 8192, 16)
+    selective_scan(SelectiveInputs(c, b, x, x, rates), states, _segments(tokens))
+
+
 def _conv(tokens: int, bias: bool = False, taps: int = 4) -> None:
     """Convolve with the sizes of Qwen3-Next."""
     x, channels = torch.empty(tokens, 12_288, dtype=BF16), 8192
@@ -341,6 +349,7 @@ CASES: dict[str, Callable[[], object]] = {
     "delta rule of prompts": partial(_delta_rule, 200),
     "scan": partial(_scan, 1),
     "scan of prompts": partial(_scan, 200),
+    "selective scan": partial(_selective, 200),
     "convolution": partial(_conv, 1),
     "convolution of 3 taps": partial(_conv, 1, bias=True, taps=3),
     "convolution of prompts": partial(_conv, 200, bias=True),

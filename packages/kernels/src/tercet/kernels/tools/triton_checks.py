@@ -52,6 +52,7 @@ from tercet.kernels.triton.moe.route import route as fused_route
 from tercet.kernels.triton.recurrent import causal_conv as fused_conv
 from tercet.kernels.triton.recurrent import delta_rule as fused_delta_rule
 from tercet.kernels.triton.recurrent import scan as fused_scan
+from tercet.kernels.triton.recurrent import selective as fused_selective
 from tercet.kernels.triton.sampling import logprobs as fused_logprobs
 from tercet.kernels.triton.sampling import sampling as fused_sampling
 from tercet.kernels.triton.sampling.argmax import argmax_with_values, greedy
@@ -354,23 +355,33 @@ def _recurrent(device: torch.device) -> Pair:
     delta = recurrent.DeltaInputs(q, k, v, decay, -decay)
     by_channel = delta._replace(decay=-torch.rand(tokens, 2, 32, device=device))
     scan = recurrent.ScanInputs(q, k, v.float(), decay)
+    steps, rates = -by_channel.decay[:, 0], -torch.rand(32, 16, device=device)
+    selective = recurrent.SelectiveInputs(v[:, 0], v[:, 1], k[:, 0].float(), steps, rates)
     states = torch.randn(6, 2, 32, 16, device=device)
     inputs, found = _randn(device, 6, 40, 3), []
     for ops in (
-        (fused_delta_rule.gated_delta_rule, fused_scan.state_space_scan, fused_conv.causal_conv),
+        (
+            fused_delta_rule.gated_delta_rule,
+            fused_scan.state_space_scan,
+            fused_conv.causal_conv,
+            fused_selective.selective_scan,
+        ),
         (
             recurrent.gated_delta_rule,
             recurrent.state_space_scan,
             recurrent.causal_conv,
+            recurrent.selective_scan,
         ),
     ):
         one, other, scanned, last = states.clone(), states.clone(), states.mT.contiguous(), inputs.clone()
+        channels = states[:, 0].clone()
         parts = [
             ops[0](delta, one, segments),
             ops[0](by_channel, other, segments),
             ops[1](scan, scanned, segments),
             ops[2](x, last, weight, None, segments),
-            *(one, other, scanned, last),
+            ops[3](selective, channels, segments),
+            *(one, other, scanned, last, channels),
         ]
         found.append(torch.cat([part.float().flatten() for part in parts]))
     return found[0], found[1]

@@ -1,1 +1,1 @@
-"""Triton kernels of recurrent layers: convolution, gated delta rule, state space scan."""
+"""Triton kernels of recurrent layers: convolution, gated delta rule, scans."""
