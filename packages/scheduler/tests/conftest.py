@@ -400,6 +400,10 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "mamba": (
+        "Mamba",
+        {"num_hidden_layers": 2, "state_size": 10, "conv_kernel": 3, "use_bias": True, "pad_token_id": None},
+    ),
     "nemotron_h": (
         "NemotronH",
         {
@@ -481,6 +485,17 @@ HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_proj_bias": True,
             "attention_bias": True,
             "mlp_bias": True,
+            "pad_token_id": None,
+        },
+    ),
+    "falcon_mamba": (
+        "FalconMamba",
+        {
+            "num_hidden_layers": 2,
+            "state_size": 12,
+            "time_step_rank": 5,
+            "use_conv_bias": False,
+            "tie_word_embeddings": False,
             "pad_token_id": None,
         },
     ),

@@ -55,7 +55,9 @@ def test_two_ranks_give_what_one_process_gives(name: str, checkpoints: Checkpoin
     check(checkpoints(name), 2)
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "lfm2", "granite_hybrid", "mamba2", "kimi_linear_dense"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_next", "qwen3_5", "lfm2", "granite_hybrid", "mamba2", "mamba", "kimi_linear_dense"]
+)
 def test_recurrent_states_are_split_by_heads(name: str, checkpoints: Checkpoints) -> None:
     check(checkpoints(name), 2)
 

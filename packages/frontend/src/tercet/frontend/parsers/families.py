@@ -143,10 +143,10 @@ FAMILIES = (
     Family("Step 3", "step3", "qwen3", "stepfun-ai/step3"),
     Family("InternLM 2.5, InternLM 3", "internlm", None, "internlm/internlm2_5-7b-chat"),
     Family(
-        "xLAM, GPT-NeoX, Starcoder2, GPT-2, Llava, Pixtral, InternVL, SmolVLM, Qwen2-Audio",
+        "xLAM, GPT-NeoX, Starcoder2, GPT-2, Falcon-Mamba, Llava, Pixtral, InternVL, SmolVLM, Qwen2-Audio",
         None,
         None,
         "Salesforce/Llama-xLAM-2-8b-fc-r",
-        _SEEING,
+        (*_SEEING, "FalconMambaForCausalLM"),
     ),
 )

@@ -196,6 +196,47 @@ class Mamba2Config:
         return StateTensor((self.channels, self.taps - 1), dtype), matrices
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig:
+    """Mamba 1 layers: a convolution, then a selective scan whose time steps and matrices are projections of it."""
+
+    layers: frozenset[int]
+    channels: int
+    state_dim: int
+    step_rank: int
+    """Rank of the projection to time steps."""
+    taps: int
+    conv_bias: bool
+    bias: bool
+    norm_eps: float | None = None
+    """Epsilon of the norms of time steps, B and C; None if there are none."""
+
+    def share(self, ranks: int) -> "MambaConfig":
+        """See `RecurrentConfig`."""
+        return replace(self, channels=_share(self.channels, "channels", ranks))
+
+    def state_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+        """Return the last inputs of the convolution, and the states of all channels in float32."""
+        states = StateTensor((self.channels, self.state_dim), torch.float32)
+        return StateTensor((self.channels, self.taps - 1), dtype), states
+
+
+def parse_mamba(fields: Fields, layers: int, size: int, channels: int) -> MambaConfig:
+    """Parse the Mamba 1 layers of a model without others, of a hidden `size`. Raise ModelError."""
+    rank = -(-size // 16)
+    if fields.values.get("time_step_rank") != "auto":
+        rank = fields.count("time_step_rank", rank)
+    return MambaConfig(
+        layers=frozenset(range(layers)),
+        channels=channels,
+        state_dim=fields.count("mamba_d_state", 16),
+        step_rank=rank,
+        taps=fields.count("mamba_d_conv", 4, least=2),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        bias=fields.flag("mamba_proj_bias"),
+    )
+
+
 def mamba_layers(fields: Fields, layers: int) -> frozenset[int]:
     """Return the Mamba 2 layers of `layer_types`, by default all. Raise ModelError."""
     if not fields.has("layer_types"):

@@ -18,8 +18,10 @@ from tercet.kernels.ops.recurrent import (
     DeltaInputs,
     ScanInputs,
     Segments,
+    SelectiveInputs,
     causal_conv,
     gated_delta_rule,
+    selective_scan,
     state_space_scan,
 )
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
@@ -188,6 +190,7 @@ class LayerOps(Protocol):
     ) -> torch.Tensor: ...
     def gated_delta_rule(self, inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
     def state_space_scan(self, inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
+    def selective_scan(self, inputs: SelectiveInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
 
 
 class TorchLayerOps:
@@ -210,6 +213,7 @@ class TorchLayerOps:
     causal_conv = staticmethod(causal_conv)
     gated_delta_rule = staticmethod(gated_delta_rule)
     state_space_scan = staticmethod(state_space_scan)
+    selective_scan = staticmethod(selective_scan)
 
     def project_adapted(self, *_: object, **__: object) -> None:
         """See `LayerOps.project_adapted`: here each part is an operation of its own."""
@@ -250,7 +254,7 @@ class TritonLayerOps:
         from tercet.kernels.triton.attention import latent_rope, rope
         from tercet.kernels.triton.linear import lora, projection
         from tercet.kernels.triton.moe import moe, route
-        from tercet.kernels.triton.recurrent import causal_conv, delta_rule, scan
+        from tercet.kernels.triton.recurrent import causal_conv, delta_rule, scan, selective
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
@@ -266,6 +270,7 @@ class TritonLayerOps:
         self.causal_conv = causal_conv.causal_conv
         self.gated_delta_rule = delta_rule.gated_delta_rule
         self.state_space_scan = scan.state_space_scan
+        self.selective_scan = selective.selective_scan
         self._rope_store = rope.rope_store
         self._latent_rope_store = latent_rope.latent_rope_store
 

@@ -152,7 +152,9 @@ _BY_ARCHITECTURE = {
     "KimiLinearForCausalLM": _KIMI_LINEAR,
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2,
+    "FalconMambaForCausalLM": _SINGLE,
     "Mamba2ForCausalLM": _SINGLE,
+    "MambaForCausalLM": _SINGLE,
     "NemotronHForCausalLM": _SINGLE,
     "OlmoHybridForCausalLM": _OLMO_HYBRID,
 }

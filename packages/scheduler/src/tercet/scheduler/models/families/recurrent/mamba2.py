@@ -24,7 +24,7 @@ _DEFAULTS = {
     "max_position_embeddings": 262_144,
 }
 """transformers' defaults of absent fields. The length is ours: a state has no limit, and tables of slots need one."""
-_WITHOUT_ATTENTION = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 1}
+WITHOUT_ATTENTION = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 1}
 """Sizes of parts that no layer has."""
 
 
@@ -35,7 +35,7 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
 
 
 def _normalize(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**_DEFAULTS, **config, **_WITHOUT_ATTENTION}
+    return {**_DEFAULTS, **config, **WITHOUT_ATTENTION}
 
 
 def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
