@@ -71,11 +71,83 @@ _LOCAL = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
 _BIASES = {"attention_bias": True, "mlp_bias": True}
+_DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 4,
+    "linear_conv_kernel_dim": 4,
+    "attention_bias": True,
+    "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_d_head": 4,
+    "mamba_d_conv": 3,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": True,
+    "attention_bias": True,
+    "head_dim": LEFT_OUT,
+}
+_ALONE = dict.fromkeys(
+    (
+        *("rms_norm_eps", "rope_parameters", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+        "max_position_embeddings",
+    ),
+    LEFT_OUT,
+)
+"""Fields that models without attention do not have."""
+_MAMBA1 = {
+    **_ALONE,
+    "head_dim": LEFT_OUT,
+    "state_size": 6,
+    "conv_kernel": 3,
+    "expand": 2,
+    "time_step_rank": 3,
+    "use_bias": True,
+    "use_conv_bias": True,
+    "layer_norm_epsilon": 0.01,
+}
+_SHORT_CONVS = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_L_cache": 3,
+    "conv_bias": True,
+    "norm_eps": 0.01,
+    "head_dim": LEFT_OUT,
+    "rms_norm_eps": LEFT_OUT,
+    "hidden_act": LEFT_OUT,
+}
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "BambaForCausalLM": ("bamba", {**_MAMBA, "attn_layer_indices": [1], "mlp_bias": True}),
     "DeepseekV2ForCausalLM": ("deepseek_v2", {**_LATENT, "topk_method": "greedy", "norm_topk_prob": False}),
     "DeepseekV3ForCausalLM": ("deepseek_v3", {**_LATENT, "rope_interleave": True}),
     "Dots1ForCausalLM": ("dots1", {**_DEEPSEEK, "sliding_window": 5, "max_window_layers": 1}),
     "Ernie4_5ForCausalLM": ("ernie4_5", {"use_bias": True}),
+    "FalconH1ForCausalLM": (
+        "falcon_h1",
+        {
+            **_MAMBA,
+            **_BIASES,
+            "mamba_d_ssm": 32,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": True,
+            "projectors_bias": True,
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.7,
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8,
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.4,
+            "ssm_multipliers": [0.5, 0.7, 1.2, 0.9, 0.8],
+            "mlp_multipliers": [0.9, 0.6],
+        },
+    ),
+    "FalconMambaForCausalLM": ("falcon_mamba", {**_MAMBA1, "mixer_rms_eps": 0.01}),
     "Gemma2ForCausalLM": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 2.0}),
     "Gemma3ForCausalLM": ("gemma3_text", {**_GEMMA, "rope_parameters": _LOCAL}),
     "Gemma3nForCausalLM": (
@@ -144,6 +216,21 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": LEFT_OUT,
         },
     ),
+    "GraniteMoeHybridForCausalLM": (
+        "granitemoehybrid",
+        {
+            **_MAMBA,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 20,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 3.0,
+        },
+    ),
     "KimiLinearForCausalLM": (
         "kimi_linear",
         {
@@ -161,6 +248,26 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LEFT_OUT,
         },
     ),
+    "Lfm2ForCausalLM": (
+        "lfm2",
+        {
+            **_SHORT_CONVS,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.3,
+            "block_multiple_of": 4,
+        },
+    ),
+    "Lfm2MoeForCausalLM": (
+        "lfm2_moe",
+        {
+            **_SHORT_CONVS,
+            **_EXPERTS,
+            "num_experts": 4,
+            "num_dense_layers": 1,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "LlamaForCausalLM": ("llama", _BIASES),
     "Llama4ForCausalLM": (
         "llama4_text",
@@ -176,6 +283,22 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "Mamba2ForCausalLM": (
+        "mamba2",
+        {
+            "num_heads": 8,
+            "head_dim": 4,
+            "n_groups": 2,
+            "state_size": 6,
+            "conv_kernel": 3,
+            "expand": 2,
+            "use_bias": True,
+            "use_conv_bias": True,
+            "layer_norm_epsilon": 0.01,
+            **_ALONE,
+        },
+    ),
+    "MambaForCausalLM": ("mamba", _MAMBA1),
     "MiMoV2FlashForCausalLM": (
         "mimo_v2_flash",
         {
@@ -226,6 +349,33 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
+    "NemotronHForCausalLM": (
+        "nemotron_h",
+        {
+            **_EXPERTS,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 4,
+            "n_groups": 2,
+            "ssm_state_size": 6,
+            "conv_kernel": 3,
+            "use_bias": True,
+            "use_conv_bias": True,
+            "mlp_bias": True,
+            "time_step_min": 0.2,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 12,
+            "layer_norm_epsilon": 0.01,
+            "num_hidden_layers": LEFT_OUT,
+            "rms_norm_eps": LEFT_OUT,
+            "rope_parameters": LEFT_OUT,
+            "hidden_act": LEFT_OUT,
+        },
+    ),
     "OlmoHybridForCausalLM": (
         "olmo_hybrid",
         {
@@ -254,6 +404,15 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3MoeForCausalLM": (
         "qwen3_moe",
         {**_QWEN_EXPERTS, "attention_bias": True, "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "Qwen3NextForCausalLM": (
+        "qwen3_next",
+        {**_DELTA_NET, **_QWEN_EXPERTS, "shared_expert_intermediate_size": 20},
+    ),
+    "Qwen3_5ForCausalLM": ("qwen3_5_text", _DELTA_NET),
+    "Qwen3_5MoeForCausalLM": (
+        "qwen3_5_moe_text",
+        {**_DELTA_NET, **_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 20},
     ),
     "SeedOssForCausalLM": ("seed_oss", {**_BIASES, "attention_out_bias": True}),
     "SmolLM3ForCausalLM": (
