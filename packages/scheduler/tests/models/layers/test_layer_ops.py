@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="the fused operations are Triton's")
 from packages.kernels.tests.pairwise import alternating
 from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.attention.api import AttentionBackend, NewTokens
+from tercet.kernels.attention.chunked import ChunkedAttention
 from tercet.kernels.attention.prompt_latents import PromptLatent
 from tercet.kernels.attention.prompts import sdpa
 from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
@@ -31,11 +32,13 @@ from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
 from tercet.kernels.triton.sampling import sampler_ops as fused_ops
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
-from tercet.scheduler.executor.kv_budget import state_layers
-from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.kv_budget import kv_shapes, state_layers
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.state_pool import StatePool
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps, layer_ops, set_ops
+from tercet.scheduler.models.layers.shard import WHOLE
 from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
@@ -50,7 +53,10 @@ PARAMS = [
     SamplingParams(max_new_tokens=9, temperature=1.2, top_p=0.9, seed=5),
 ]
 
-ALIKE = ["qwen2_moe", "olmoe", "minimax_m2", "glm", "smollm3", "gemma3", "deepseek_v2", "lfm2", "kimi_linear"]
+ALIKE = [
+    *("qwen2_moe", "olmoe", "minimax_m2", "glm", "smollm3", "gemma3", "deepseek_v2", "lfm2", "kimi_linear"),
+    *("qwen3_next", "gemma4_moe", "ministral3"),
+]
 """Families whose operations others have, too."""
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(DEVICE)), reason=missing_triton(DEVICE))
@@ -70,17 +76,18 @@ def generate(
     model = build_model(config, DEVICE)
     load_weights(model, directory)
     set_ops(model, TritonLayerOps() if fused else TORCH)
-    latent, dtype = config.latent, cached or config.dtype
-    rank = 0 if latent is None else latent.rank
-    shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=dtype, rank=rank)
+    options = WorkerOptions(model=directory, page_size=4, kv_cache_dtype="fp8_e4m3" if cached else "auto")
     whole, of_latents = (TritonAttention, latents) if fused else (TorchNativeAttention, TorchNativeLatent)
     scales = {0: (0.7, 1.3)} if cached else None
     runner = ModelRunner(
         model,
         KVPool(
-            [KVGroup(name="full", layers=dict.fromkeys(range(config.layers), shape), pages=8)], DEVICE, scales=scales
+            [KVGroup(name="full", layers=kv_shapes(options, config, WHOLE), pages=8)],
+            DEVICE,
+            page_size=options.page_size,
+            scales=scales,
         ),
-        whole if latent is None else of_latents,
+        partial(ChunkedAttention, whole) if config.latent is None else of_latents,
         slots=2,
         context_length=16,
         vocab_size=config.vocab_size,
@@ -111,7 +118,8 @@ def generate(
     "name",
     [
         *("llama_tied", "qwen3_sliding", "glm4_moe", "phi3_longrope", "granite", "gemma2", "gpt_oss"),
-        *("deepseek_v3_moe", "qwen3_5", "granite_hybrid"),
+        *("deepseek_v3_moe", "qwen3_5", "granite_hybrid", "nemotron_h", "falcon_h1", "mamba", "mamba2"),
+        *("olmo_hybrid", "gemma3n", "gemma4", "llama4", "mistral4"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ALIKE),
     ],
 )

@@ -51,7 +51,7 @@ class AltUp(OpsModule):
         count = self.altup.states
         coefficients: torch.Tensor = self.prediction_coefs(self._routed(states[self.altup.active]))
         coefficients = coefficients.view(-1, count, count)
-        return (states.permute(1, 2, 0) @ coefficients.mT).permute(2, 0, 1) + states
+        return (states.permute(1, 2, 0) @ coefficients.mT).permute(2, 0, 1).contiguous() + states
 
     def correct(self, predicted: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
         """Return the predicted states, corrected by the error of the active one, which a layer has computed."""
