@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import UnionType
 
+from msgspec import structs
 from tokenizers import Tokenizer
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
@@ -60,6 +61,8 @@ NAMES = {
 }
 VOCABULARY = Tokenizer.from_str(tokenizer_file().decode()).get_vocab_size()
 CAPACITY = small_capacity(pages=100, vocab_size=VOCABULARY, grammars="script 1")
+RECURRENT = structs.replace(CAPACITY, snapshots=CAPACITY.slots + 6)
+"""Capacity of one of the schedulers: its states are lost with it, and others compute their tokens again."""
 ENCODES = EncoderCapacity(context_length=64, vocab_size=VOCABULARY, width=3)
 
 
@@ -132,11 +135,12 @@ class SchedulerPart(Part):
         self.dies_sending: int | None = None
         super().__init__(network, clock, Role.SCHEDULER, peer, SchedulerInbox)
         self._overlap = overlap
+        self.capacity = RECURRENT if peer == "scheduler-1" else CAPACITY
         self._build()
 
     def _build(self) -> None:
-        executor = FakeExecutor(CAPACITY, before_step=self._before_step, grammar=script)
-        self.core = Scheduler(CoreConfig(token_budget=24), CAPACITY)
+        executor = FakeExecutor(self.capacity, before_step=self._before_step, grammar=script)
+        self.core = Scheduler(CoreConfig(token_budget=24), self.capacity)
         args = self._drain, self._send, self.status, self.clock
         self.loop: SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResult] = SchedulerLoop(
             self.core, executor, *args, overlap=self._overlap
