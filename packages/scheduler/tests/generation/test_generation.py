@@ -366,7 +366,8 @@ def test_guesses_with_recurrent_states(family: str, overlap: int, serve: Serve, 
 def test_families_whose_layers_differ_in_every_case(
     family: str, serve: Serve, checkpoints: Callable[[str], Path], reference: Reference
 ) -> None:
-    server = serve(family, pages=46, token_budget=23, draft_rows=8, reserve=0.0, reserve_floor=0.0)
+    pages = 36 if family in ("gemma3n", "gemma4_moe", "mimo_v2") else 46  # with windows, more tokens fit
+    server = serve(family, pages=pages, token_budget=23, draft_rows=8, reserve=0.0, reserve_floor=0.0)
     server.ask("long", "long", max_new_tokens=MOST_TOKENS)
     for _ in range(9):
         server.step()
@@ -391,8 +392,8 @@ def test_families_whose_layers_differ_in_every_case(
     counters = server.core.counters
     assert counters.mixed_steps > 0
     assert counters.chunks >= 5
-    if server.core.memory.windows is None:  # with windows, more tokens fit, and choices share cached pages only
+    assert counters.retractions > 0
+    if server.core.memory.windows is None:  # with windows, choices share cached pages only
         assert counters.forks >= 1
-        assert counters.retractions > 0
     assert counters.cached_tokens >= 88
     assert 0 < counters.accepted_tokens < counters.drafted_tokens
