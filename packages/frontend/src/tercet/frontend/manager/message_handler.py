@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import assert_never, cast
 
 from tercet.frontend.errors import from_rejection
-from tercet.frontend.manager.embedding_state import EmbeddingState, unpack_vectors
+from tercet.frontend.manager.encoder_answers import EncoderAnswers
 from tercet.frontend.manager.peer_metrics import PeerMetrics
 from tercet.frontend.manager.req_state import ACCEPTED, OutputRow, ReqState, Verdict, unpack_rows
 from tercet.frontend.manager.request_table import RequestTable
@@ -68,6 +67,7 @@ class MessageHandler:
         self._dispatcher = requests.dispatcher
         self._fleet = requests.dispatcher.peers
         self._reconciler = Reconciler()
+        self._encoder_answers = EncoderAnswers(requests)
         self._control = control
         self._peer_metrics = peer_metrics
         self._status = status
@@ -96,7 +96,7 @@ class MessageHandler:
             case BatchStrOutput():
                 self._on_text(source, message)
             case BatchEmbeddingOutput():
-                self._on_vectors(source, message, frames)
+                self._encoder_answers.handle(source, message, frames)
             case Heartbeat():
                 self._on_heartbeat(source, message)
             case Rejected():
@@ -133,29 +133,6 @@ class MessageHandler:
             state = self._states.get(rid)
             if isinstance(state, ReqState):
                 self._on_row(state, row, now)
-
-    def _on_vectors(self, source: str, batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]) -> None:
-        try:
-            rows = list(unpack_vectors(batch, frames))
-        except ValueError as error:
-            logger.error("%s: invalid batch of vectors, dropping it: %s", source, error)
-            return
-        now = self._clock()
-        for rid, attempt, vector, finish, queue_time in rows:
-            state = self._states.get(rid)
-            if isinstance(state, EmbeddingState):
-                self._on_vector(state, state.accept(attempt, vector, finish), queue_time, now)
-
-    def _on_vector(self, state: EmbeddingState, verdict: Verdict, queue_time: float, now: float) -> None:
-        if verdict is Verdict.ABORTED:
-            self._dispatcher.redispatch(state, now, Cause.ABORTED)
-        elif verdict is ACCEPTED:
-            measures = self._counters.models[state.model.base]
-            measures.observe_first_output(state, None if math.isnan(queue_time) else queue_time, now)
-            measures.observe_request(state, now)
-            self._dispatcher.release_load(state)
-            if state.exclusive:
-                self._dispatcher.retry(now)
 
     def _on_row(self, state: ReqState, row: OutputRow, now: float) -> None:
         verdict = state.accept(row)
