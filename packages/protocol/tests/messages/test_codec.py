@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 from packages.protocol.tests.extents import extents
 from tercet.protocol.errors import DecodeError
 from tercet.protocol.messages.codec import Codec, Envelope, decode_envelope, encode, encode_envelope, tag_of
-from tercet.protocol.messages.full_inbox import FullSchedulerInbox
+from tercet.protocol.messages.full_inbox import FullFrontendInbox, FullSchedulerInbox
 from tercet.protocol.messages.messages import (
     BatchTokenIDOutput,
     DetokenizerInbox,
-    FrontendInbox,
     Heartbeat,
     Message,
     SupervisorInbox,
 )
 from tercet.protocol.messages.values import Phase, pack_floats, pack_ints, unpack_array, unpack_floats, unpack_ints
 
-INBOXES = [FrontendInbox, FullSchedulerInbox, DetokenizerInbox, SupervisorInbox]
+INBOXES = [FullFrontendInbox, FullSchedulerInbox, DetokenizerInbox, SupervisorInbox]
 CODECS = [Codec(inbox) for inbox in INBOXES]
 BEAT = Heartbeat(phase=Phase.IDLE)
 
@@ -144,7 +143,7 @@ def test_an_envelope_names_both_ends() -> None:
 
 def test_tags_are_what_an_inbox_reads() -> None:
     assert "BatchTokenIDOutput" in Codec(DetokenizerInbox).tags
-    assert "BatchTokenIDOutput" not in Codec(FrontendInbox).tags
+    assert "BatchTokenIDOutput" not in Codec(FullFrontendInbox).tags
     assert Codec(Heartbeat).tags == ("Heartbeat",)
 
 

@@ -16,11 +16,10 @@ from packages.protocol.tests.messages.test_golden import golden
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import DecodeError
 from tercet.protocol.messages.codec import Codec, Envelope, decode_envelope, decode_spec, encode_envelope
-from tercet.protocol.messages.full_inbox import FullSchedulerInbox
+from tercet.protocol.messages.full_inbox import FullFrontendInbox, FullSchedulerInbox
 from tercet.protocol.messages.messages import (
     DecodeSpec,
     DetokenizerInbox,
-    FrontendInbox,
     Heartbeat,
     Message,
     SupervisorInbox,
@@ -31,7 +30,7 @@ from tercet.protocol.testing import INBOXES, ScriptedClock
 from tercet.protocol.transport.channel import Received
 
 GOLDEN = golden()
-CODECS = [Codec(inbox) for inbox in (FrontendInbox, FullSchedulerInbox, DetokenizerInbox, SupervisorInbox)]
+CODECS = [Codec(inbox) for inbox in (FullFrontendInbox, FullSchedulerInbox, DetokenizerInbox, SupervisorInbox)]
 DECODERS: list[Callable[[bytes], object]] = [*(codec.decode for codec in CODECS), decode_envelope, decode_spec]
 
 ODD: list[Any] = [

@@ -18,6 +18,8 @@ from tercet.protocol.messages.audio import (
     TranscriptTokens,
 )
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
+from tercet.protocol.messages.embedding_form import EmbeddingForm
+from tercet.protocol.messages.encodings import EncodedMedia, EncodeMediaReq
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
 from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange, TileTexts
 from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
@@ -58,6 +60,8 @@ from tercet.protocol.messages.weight_transfers import (
 GOLDEN = Path(__file__).parent / "golden"
 MINORS = range(WIRE_VERSION[1] + 1)
 
+SOUNDS = SoundFormat(rate=16_000, hop=160, samples=480_000, marker="<sound>", token="<sound>", token_id=31_998)
+FORM = EmbeddingForm(width=2048, dtype="bfloat16", tower="abc", sounds=SOUNDS)
 LOGPROBS = Logprobs(pack_floats([-0.5, -1.5]), 1, pack_ints([7, 8]), pack_floats([-0.25, -1.0]))
 EXEMPLAR = Exemplar(trace_id="4bf92f3577b34da6a3ce929d0e0e4736", value=0.25, at=1764205457.5)
 CHUNK = PrefillChunk(at=0.25, tokens=2)
@@ -131,15 +135,15 @@ MESSAGES: list[m.Message] = [
                     languages={"en": 9},
                 ),
             ),
-            sounds=SoundFormat(
-                rate=16_000, hop=160, samples=480_000, marker="<sound>", token="<sound>", token_id=31_998
-            ),
+            sounds=SOUNDS,
+            embeddings=FORM,
         ),
         identity=ModelIdentity(
             weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo", weights_path="/ckpt/7"
         ),
         url="http://127.0.0.1:8000",
         software="tercet-scheduler 0.1.0",
+        encoder=FORM,
     ),
     m.Progress(text="loading weights", done=3, total=4),
     m.Heartbeat(
@@ -178,6 +182,7 @@ MESSAGES: list[m.Message] = [
         images=[ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2, original=(61, 47))],
         audio=AudioInput(sha256=b"\xf0" * 32, transcript=Transcript.TIMESTAMPS),
         sounds=[SoundInput(sha256=b"\x0f" * 32, samples=640, first=1, tokens=1)],
+        embedded=True,
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",
@@ -188,6 +193,22 @@ MESSAGES: list[m.Message] = [
         exclusive=True,
         deferred=True,
         tenant="00ff" * 8,
+    ),
+    EncodeMediaReq(
+        rid="r3",
+        attempt=1,
+        sha256=b"\x0f" * 32,
+        height=28,
+        width=56,
+        samples=640,
+        cache_salt="tenant",
+        priority=-1,
+        exclusive=True,
+        deferred=True,
+        tenant="00ff" * 8,
+    ),
+    EncodedMedia(
+        rid="r3", attempt=1, finish=FinishReason(FinishType.ERROR, None, "the image is too large"), queue_time=0.25
     ),
     m.AbortReq(rid="r1", indices=[1], reason="the client left", user_requested=True),
     m.FlushCacheReq(id="c1"),

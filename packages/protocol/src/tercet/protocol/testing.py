@@ -10,9 +10,9 @@ from typing import Any, Self
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.membership.events import Delivery, PeerInfo
 from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.full_inbox import FullFrontendInbox
 from tercet.protocol.messages.messages import (
     DetokenizerInbox,
-    FrontendInbox,
     Heartbeat,
     Message,
     Ready,
@@ -118,7 +118,7 @@ class FakeAsyncNode(_Node):
 
 
 INBOXES: dict[Role, UnionType] = {
-    Role.FRONTEND: FrontendInbox,
+    Role.FRONTEND: FullFrontendInbox,
     Role.SCHEDULER: SchedulerInbox,
     Role.DETOKENIZER: DetokenizerInbox,
     Role.SUPERVISOR: SupervisorInbox,

@@ -1,7 +1,9 @@
-"""The inbox of a scheduler with the messages that not every scheduler decodes."""
+"""The inboxes of schedulers and frontends with the messages that not every one decodes."""
 
-from tercet.protocol.messages.messages import SchedulerInbox
+from tercet.protocol.messages.encodings import EncodedMedia, EncodeMediaReq
+from tercet.protocol.messages.messages import FrontendInbox, SchedulerInbox
 from tercet.protocol.messages.profiles import ProfileReq
 from tercet.protocol.messages.weight_transfers import WeightTransferReq
 
-FullSchedulerInbox = SchedulerInbox | WeightTransferReq | ProfileReq
+FullSchedulerInbox = SchedulerInbox | WeightTransferReq | ProfileReq | EncodeMediaReq
+FullFrontendInbox = FrontendInbox | EncodedMedia

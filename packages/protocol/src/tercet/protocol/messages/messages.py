@@ -12,6 +12,7 @@ owns `token_ids[offsets[i]:offsets[i + 1]]`.
 import msgspec
 
 from tercet.protocol.messages.audio import AudioInput, SoundInput
+from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.internal_state import ChoiceRow, PrefixRow
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.values import (
@@ -75,6 +76,8 @@ class Ready(Message, frozen=True, kw_only=True):
     """A frontend's HTTP address, for the supervisor."""
     software: str = ""
     """Name and version of the inference engine; another engine may give other answers. Since 1.1."""
+    encoder: EmbeddingForm | None = None
+    """Form of what a scheduler encodes that takes EncodeMediaReq and no text, and so has no limits. Since 1.1."""
 
 
 class Progress(Message, frozen=True, kw_only=True):
@@ -147,6 +150,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """One raw frame; only to a scheduler with `ModelLimits.audio`. Since 1.1."""
     sounds: list[SoundInput] = []
     """One raw frame for each; only to a scheduler with `ModelLimits.sounds`. Since 1.1."""
+    embedded: bool = False
+    """The frames are embeddings, as a scheduler with `ModelLimits.embeddings` takes them alone. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):

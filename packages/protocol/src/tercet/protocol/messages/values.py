@@ -9,6 +9,7 @@ from typing import Annotated, get_args, get_type_hints
 import msgspec
 
 from tercet.protocol.messages.audio import AudioFormat, SoundFormat
+from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.media import ImageFormat
 
 WIRE_VERSION = (1, 1)
@@ -309,6 +310,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Form of audio; None if the scheduler takes none. With it, each request has an audio clip."""
     sounds: SoundFormat | None = None
     """Form of sounds in prompts; None if the scheduler takes none. A model with it takes no images."""
+    embeddings: EmbeddingForm | None = None
+    """Form of embeddings that are taken in the place of arrays, whose form is in it and not in `images` or `sounds`."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
