@@ -37,6 +37,7 @@ from tercet.protocol.node_core import Answer, unanswered
 from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.embedding.inputs import TextInputs
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.invariants import violations
@@ -215,7 +216,7 @@ class EncoderPart(SchedulerPart):
 
     def _build(self) -> None:
         encoder = FakeEncoder(ENCODES, before_step=self._before_step)
-        self.encodes = EmbeddingScheduler(CoreConfig(token_budget=24), ENCODES)
+        self.encodes = EmbeddingScheduler(CoreConfig(token_budget=24), TextInputs(ENCODES))
         args = self._drain, self._send, self.status, self.clock
         self.loop = SchedulerLoop(self.encodes, encoder, *args, overlap=self._overlap)
         limits = ModelLimits(

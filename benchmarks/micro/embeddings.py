@@ -18,6 +18,7 @@ import transformers
 from tercet.protocol.messages.messages import BatchEmbeddingOutput
 from tercet.protocol.messages.values import Task, unpack_floats
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.embedding.inputs import TextInputs
 from tercet.scheduler.core.embedding.plan import EncoderCapacity
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.events import Arrival
@@ -55,7 +56,7 @@ def make_model(directory: Path) -> transformers.BertModel:
 
 def ours(worker: EncoderWorker, inputs: Sequence[list[int]]) -> list[list[float]]:
     """Return vectors computed through the core, as a scheduler does."""
-    core = EmbeddingScheduler(CoreConfig(token_budget=512), worker.capacity)
+    core = EmbeddingScheduler(CoreConfig(token_budget=512), TextInputs(worker.capacity))
     core.handle(*(Arrival("frontend-0", embedding_request(str(at), ids)) for at, ids in enumerate(inputs)))
     vectors: list[list[float]] = []
     while (plan := core.schedule()) is not None:
@@ -88,7 +89,7 @@ def core_only(count: int = 2048, rounds: int = 5) -> float:
     times = []
     requests = [Arrival("frontend-0", embedding_request(f"frontend-0-{at:022d}", [1] * 16)) for at in range(count)]
     for _ in range(rounds):
-        core = EmbeddingScheduler(CoreConfig(token_budget=512), SHAPE)
+        core = EmbeddingScheduler(CoreConfig(token_budget=512), TextInputs(SHAPE))
         spent = _seconds(partial(core.handle, *requests))
         while True:
             start = time.perf_counter()

@@ -104,6 +104,10 @@ class ModelOptions:
     """Tokens in one page of the KV cache."""
     context_length: int | None = None
     """Shorter than the model's own, to save memory."""
+    encoder_only: Annotated[bool, Parameter(negative="")] = False
+    """Load only the tower of images or sounds, and encode for schedulers with --language-only (SGLang's)."""
+    language_only: Annotated[bool, Parameter(negative="")] = False
+    """Load no tower: images and sounds come as embeddings from schedulers with --encoder-only (SGLang's)."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"cpu|(auto|cuda)(:\d{1,3})?", self.device):
@@ -115,12 +119,36 @@ class ModelOptions:
         if self.threads is not None and self.threads > MOST_THREADS:
             raise ConfigError(f"--threads must be at most {MOST_THREADS}, not {self.threads}")
         self._check_parallel()
+        self._check_tower()
 
     @property
     def split_flags(self) -> str:
         """The options that make several ranks; empty for one."""
         given = {"tensor": self.tensor_parallel_size, "pipeline": self.pipeline_parallel_size}
         return " ".join(f"--{kind}-parallel-size {size}" for kind, size in given.items() if size > 1)
+
+    def _check_tower(self) -> None:
+        flag = "--encoder-only" if self.encoder_only else "--language-only" if self.language_only else ""
+        if not flag:
+            return
+        if self.encoder_only and self.language_only:
+            raise ConfigError("--encoder-only and --language-only are the two halves of a model: give one of them")
+        if self.executor == "fake" or self.load_format == "dummy":
+            option = "--executor fake" if self.executor == "fake" else "--load-format dummy"
+            raise ConfigError(f"{flag} does not work with {option}: towers need the weights of a checkpoint")
+        if self.language_only:
+            if self.pipeline_parallel_size > 1:
+                raise ConfigError(f"--language-only: images need --pipeline-parallel-size 1, not {self.split_flags}")
+            return
+        refused = {
+            self.split_flags: bool(self.split_flags),
+            f"--quantization {self.quantization}": self.quantization != "none",
+            f"--kv-cache-dtype {self.kv_cache_dtype}": self.kv_cache_dtype != "auto",
+            f"--kv-cache-bytes {self.kv_cache_bytes}": self.kv_cache_bytes is not None,
+            f"--task {self.task}": self.task not in ("auto", "generate"),
+        }
+        if wrong := [option for option, given in refused.items() if given]:
+            raise ConfigError(f"{wrong[0]} is for models that generate, and --encoder-only loads the tower alone")
 
     def _check_parallel(self) -> None:
         size = self.tensor_parallel_size

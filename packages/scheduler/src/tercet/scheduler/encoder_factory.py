@@ -9,7 +9,8 @@ from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.config import ConfigError, ModelOptions
 from tercet.scheduler.core.embedding.plan import EncoderCapacity
 from tercet.scheduler.model_files import ModelError, read_json
-from tercet.scheduler.ports import Advance, Encoder
+from tercet.scheduler.ports import Advance, Encoder, MediaEncoder
+from tercet.scheduler.resolved_model import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,22 @@ def build_fake(
         width=len(labels) or width,
     )
     return ServedEncoder(FakeEncoder(capacity), labels)
+
+
+def build_tower(options: ModelOptions, found: ResolvedModel, advance: Advance) -> MediaEncoder:
+    """Return the tower of a model that takes images or sounds in prompts."""
+    with gc_disabled_during_imports():
+        from tercet.scheduler.executor.media.tower_worker import TowerWorker
+        from tercet.scheduler.executor.worker_options import WorkerOptions
+
+    worker = WorkerOptions(
+        model=found.path,
+        weights=found.weights,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+    )
+    return TowerWorker(worker, advance)
 
 
 ENCODERS: dict[str, Build] = {"torch": build_torch, "fake": build_fake}

@@ -87,6 +87,7 @@ def _worker_options(
         expert_loads=() if experts.init_expert_location is None else read_loads(experts.init_expert_location),
         redundant_experts=experts.ep_num_redundant_experts,
         attention_ranks=ranks,
+        language_only=options.language_only,
     )
 
 
@@ -95,6 +96,8 @@ def report_memory(
 ) -> tuple[list[str], bool]:
     """Return lines about the memory of each rank, and whether the model fits. Raise ConfigError or ModelError."""
     experts.check(options.tensor_parallel_size, options.pipeline_parallel_size)
+    if options.encoder_only:
+        raise ConfigError("--encoder-only: the memory of a tower cannot be computed from config.json, leave it out")
     from tercet.scheduler.executor.dry_run import available_memory, report
     from tercet.scheduler.models.layers.shard import Split
 

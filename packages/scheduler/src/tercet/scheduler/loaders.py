@@ -76,6 +76,10 @@ class Loaders:
         """Keep the arrays of a request's images, or its audio, or return its rejection."""
         fault = ""
         if (inputs := inputs_of(request)) and self.images is not None:
+            if request.embedded != (self.images.embeddings is not None):
+                kind = "arrays and no embeddings" if request.embedded else "embeddings and no arrays"
+                why = f"this scheduler takes {kind} of images and sounds"
+                return Rejected(rid=request.rid, attempt=request.attempt, code="invalid_request", message=why)
             fault = self.images.add(inputs, frames)
         elif request.audio is not None and self.audio is not None:
             fault = self.audio.add(request.audio, frames)

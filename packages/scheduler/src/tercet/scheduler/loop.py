@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from tercet.protocol.backlog import BacklogSender, Outgoing, Send
 from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.encodings import EncodeMediaReq
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
@@ -27,7 +28,7 @@ from tercet.protocol.messages.profiles import ProfileReq
 from tercet.protocol.messages.values import Phase
 from tercet.protocol.messages.weight_transfers import WeightTransferReq
 from tercet.protocol.node import Delivery, PeerDown, PeerEvent, PeerUp
-from tercet.scheduler.core.events import Arrival, Drain, PeerBlocked, PeerDrained, PeerGone
+from tercet.scheduler.core.events import Arrival, Drain, MediaReceived, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.loaders import Loaders
 from tercet.scheduler.ports import Core, Pending, Runner
@@ -180,6 +181,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                         continue
                     arrivals.append(Arrival(source, message, at))
                     arrivals += self._loaders.load(message.sampling.grammar, message.lora)
+                case EncodeMediaReq():
+                    arrivals.append(Arrival(source, MediaReceived(message, frames), at))
                 case LoadLoRAAdapterReq(adapter=adapter):
                     arrivals += [Arrival(source, message), *self._loaders.load(None, adapter)]
                 case UpdateWeightsFromDiskReq():

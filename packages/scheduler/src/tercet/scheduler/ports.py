@@ -6,10 +6,12 @@ from typing import Protocol, TypeVar
 from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.audio import AudioInput, SoundInput
 from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import InternalState
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.async_loader import AsyncLoader
+from tercet.scheduler.core.embedding.media_inputs import EncodeMediaPlan, EncodeMediaResult
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
@@ -89,6 +91,9 @@ class LateMasks(Protocol):
 class ImageArrays(Protocol):
     """Arrays of images or samples of sounds, implemented in `tercet.scheduler.executor.media`."""
 
+    embeddings: EmbeddingForm | None
+    """Form of embeddings that are held in the place of arrays."""
+
     def add(self, images: Sequence[ImageInput | SoundInput], frames: Sequence[Frame]) -> str:
         """Keep the arrays of a request. Return a fault, or an empty text."""
         ...
@@ -162,4 +167,13 @@ class Encoder(Runner[EncodePlan, EncodeResult], Protocol):
     @property
     def capacity(self) -> EncoderCapacity:
         """Return the capacity, which is fixed once the encoder is built."""
+        ...
+
+
+class MediaEncoder(Runner[EncodeMediaPlan, EncodeMediaResult], Protocol):
+    """Runner of the tower of a model alone."""
+
+    @property
+    def form(self) -> EmbeddingForm:
+        """Return the form of its embeddings, which is fixed once the encoder is built."""
         ...

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import msgspec
+
 from tercet.protocol.errors import ChannelError
 from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.full_inbox import FullSchedulerInbox
@@ -29,16 +31,18 @@ from tercet.protocol.system.private_files import open_private
 from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ExpertOptions, ModelOptions, ProcessOptions, ScheduleOptions
-from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.data_parallel.scheduler import core_of, cores_of
+from tercet.scheduler.core.embedding.inputs import TextInputs
+from tercet.scheduler.core.embedding.media_inputs import EncodeMediaPlan, EncodeMediaResult, MediaInputs
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.memory import KVMemory
-from tercet.scheduler.core.plan import Capacity, Plan, StepResult
+from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.diagnostics.crash_dump import EventRing
 from tercet.scheduler.diagnostics.event_log import LogFile, Record, RecordingScheduler
 from tercet.scheduler.diagnostics.profiler import ProfiledRunner
-from tercet.scheduler.encoder_factory import ENCODERS
+from tercet.scheduler.encoder_factory import ENCODERS, build_tower
 from tercet.scheduler.executor.ranks.host_network import HostNetwork
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes, update_groups_of
 from tercet.scheduler.kv_events.config import KVEventsConfig, read_kv_events_config
@@ -46,7 +50,7 @@ from tercet.scheduler.kv_events.publisher import KVEventPublisher
 from tercet.scheduler.loaders import Loaders
 from tercet.scheduler.loop import PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
-from tercet.scheduler.ports import Core, Runner
+from tercet.scheduler.ports import Core, Executor, Runner
 from tercet.scheduler.resolved_model import ResolvedModel, identity_of, on_gpu, resolve_served_model
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.weight_transfer.staged_weights import StagedWeights
@@ -55,10 +59,15 @@ from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 logger = logging.getLogger(__name__)
 
 SUPERVISOR = "supervisor"
+SOFTWARE = f"tercet-scheduler {__version__}"
 PROGRESS_INTERVAL = 0.1
 
 _Loaded = TypeVar("_Loaded")
-AnyLoop = SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResult]
+AnyLoop = (
+    SchedulerLoop[Plan, StepResult]
+    | SchedulerLoop[EncodePlan, EncodeResult]
+    | SchedulerLoop[EncodeMediaPlan, EncodeMediaResult]
+)
 
 
 class SchedulerProcess:
@@ -109,12 +118,14 @@ class SchedulerProcess:
             stack.callback(lambda: self._node.close("stopped" if self._stopped else "failed"))
             stack.callback(self._remove_stage)
             found = self._resolve_model()
-            if found.task is Task.GENERATE:
-                self._loop, limits = self._build_generation_loop(found, stack, log)
+            if self._model.encoder_only:
+                self._loop, ready = self._build_media_loop(found, stack)
+            elif found.task is Task.GENERATE:
+                self._loop, ready = self._build_generation_loop(found, stack, log)
             else:
-                self._loop, limits = self._build_encoder_loop(found, stack)
+                self._loop, ready = self._build_encoder_loop(found, stack)
             gc.freeze()  # objects of loading stay alive: a collection that scanned them would delay every request
-            self._announce(found, limits)
+            self._node.set_ready(ready)
             try:
                 self._loop.run()
             except Exception as error:
@@ -174,11 +185,14 @@ class SchedulerProcess:
             if backend not in (names := backend_names()):
                 raise ConfigError(f"--attention-backend {backend}: must be auto, {', '.join(names)}")
         found = resolve_served_model(self._model, self._process.weights)
-        if found.task is not Task.GENERATE:
+        if found.task is not Task.GENERATE or self._model.encoder_only:
             if self._process.event_log:
                 raise ConfigError("--event-log: encoders have no event log, leave the option out")
             if self._kv_events is not None:
                 raise ConfigError(f"--kv-events-config: {found.name} has no prefix cache")
+        if found.task is not Task.GENERATE and (self._model.encoder_only or self._model.language_only):
+            flag = "--encoder-only" if self._model.encoder_only else "--language-only"
+            raise ConfigError(f"{flag}: {found.name} generates no text, and has no tower beside a language model")
         self._found = found
         for source, request in list(self._early_file_requests.items()):
             if answer := _files_of(found, request):
@@ -187,8 +201,8 @@ class SchedulerProcess:
 
     def _build_generation_loop(
         self, found: ResolvedModel, stack: ExitStack, log: BinaryIO | None
-    ) -> tuple[AnyLoop, ModelLimits]:
-        """Return the loop of a generating model, and its limits for frontends."""
+    ) -> tuple[AnyLoop, Ready]:
+        """Return the loop of a generating model, and its announcement for frontends."""
         build = EXECUTORS[self._model.executor]
         executor = _with_config_errors(
             lambda: build(
@@ -206,14 +220,14 @@ class SchedulerProcess:
         publishers = self._publish_kv_events(memories, stack)
         tokens, each = memories[0].tokens, f" on each of {len(memories)} ranks" if len(memories) > 1 else ""
         self._send_progress(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}{each}"))
-        limits = _limits(found, executor.capacity, tokens)
+        limits = _limits(found, executor, tokens)
         records: list[Record] = [LogFile(log).record] if log is not None else []
         if self._ring is not None:
             records.append(self._ring.record)
 
         def on_weights_loaded(path: str) -> None:
             transfers.on_loaded(Path(path))
-            self._announce(replace(found, weights=Path(path)), limits)
+            self._node.set_ready(self._ready(replace(found, weights=Path(path)), limits))
 
         def flush() -> None:
             for publisher in publishers:
@@ -235,7 +249,7 @@ class SchedulerProcess:
             on_weights_loaded=on_weights_loaded,
             on_turn=flush,
         )
-        return loop, limits
+        return loop, self._ready(found, limits)
 
     def _publish_kv_events(self, memories: Sequence[KVMemory], stack: ExitStack) -> list[KVEventPublisher]:
         """Publish the changes of the prefix cache of each attention rank, if this is configured. Raises ConfigError."""
@@ -251,17 +265,34 @@ class SchedulerProcess:
             memory.observe(publisher.record)
         return publishers
 
-    def _announce(self, found: ResolvedModel, limits: ModelLimits) -> None:
-        """Send peers the model and weights that are served from now on."""
-        software = f"tercet-scheduler {__version__}"
-        self._node.set_ready(Ready(limits=limits, identity=identity_of(self._model, found), software=software))
+    def _ready(self, found: ResolvedModel, limits: ModelLimits) -> Ready:
+        """Return the announcement of the model and the weights that are served from now on."""
+        return Ready(limits=limits, identity=identity_of(self._model, found), software=SOFTWARE)
 
-    def _build_encoder_loop(self, found: ResolvedModel, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
-        """Return the loop of a model that gives vectors or scores, and its limits. Raises ConfigError for adapters."""
+    def _build_media_loop(self, found: ResolvedModel, stack: ExitStack) -> tuple[AnyLoop, Ready]:
+        """Return the loop of the tower of a model, and its announcement: it has no limits, so it gets no text."""
+        self._check_encoder("--encoder-only has the tower alone")
+        encoder = _with_config_errors(lambda: build_tower(self._model, found, self._board.advance))
+        stack.callback(encoder.close)
+        config = self._core_config()
+        if config.policy is not PolicyName.PRIORITY:
+            config = msgspec.structs.replace(config, policy=PolicyName.FAIR)
+        core = EmbeddingScheduler(config, MediaInputs(encoder.form))
+        return self._build_loop(core, encoder), Ready(encoder=encoder.form, software=SOFTWARE)
+
+    def _check_encoder(self, why: str) -> None:
+        """Raise ConfigError for options of models that generate."""
         if self._schedule.max_loras:
-            raise ConfigError(f"--max-loras {self._schedule.max_loras}: {found.name} generates no text")
+            raise ConfigError(f"--max-loras {self._schedule.max_loras}: {why}")
         if self._network is not None:
-            raise ConfigError(f"--nnodes {self._network.hosts}: {found.name} generates no text, and runs on one host")
+            raise ConfigError(f"--nnodes {self._network.hosts}: {why}, and runs on one host")
+
+    def _build_encoder_loop(self, found: ResolvedModel, stack: ExitStack) -> tuple[AnyLoop, Ready]:
+        """Return the loop of a model that gives vectors or scores, and its announcement.
+
+        Raises ConfigError for adapters.
+        """
+        self._check_encoder(f"{found.name} generates no text")
         build = ENCODERS[self._model.executor]
         report = self._report_loading()
         served = _with_config_errors(lambda: build(self._model, found.task, found.path, report, self._board.advance))
@@ -276,7 +307,9 @@ class SchedulerProcess:
             width=capacity.width,
             labels=served.labels,
         )
-        return self._build_loop(EmbeddingScheduler(self._core_config(), capacity), served.encoder), limits
+        return self._build_loop(
+            EmbeddingScheduler(self._core_config(), TextInputs(capacity)), served.encoder
+        ), self._ready(found, limits)
 
     def _build_loop(
         self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], **more: Any
@@ -378,7 +411,9 @@ def _kv_events_config(text: str) -> KVEventsConfig | None:
     return config if config.enabled else None
 
 
-def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimits:
+def _limits(found: ResolvedModel, executor: Executor, tokens: int) -> ModelLimits:
+    capacity = executor.capacity
+    embeddings = None if executor.images is None else executor.images.embeddings
     return ModelLimits(
         model=found.name,
         context_length=capacity.context_length,
@@ -387,8 +422,9 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
         eos_token_ids=capacity.eos_token_ids,
         grammars=capacity.grammars,
         max_loras=capacity.adapters,
-        images=capacity.images,
-        sounds=capacity.sounds,
+        images=capacity.images if embeddings is None else None,
+        sounds=capacity.sounds if embeddings is None else None,
+        embeddings=embeddings,
         audio=None if capacity.audio is None else capacity.audio.form,
     )
 

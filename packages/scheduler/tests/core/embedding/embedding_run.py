@@ -5,6 +5,7 @@ from collections import deque
 from tercet.protocol.messages.messages import BatchEmbeddingOutput, ControlReply, ExclusiveReady, Rejected
 from tercet.protocol.messages.values import FinishReason, unpack_floats, unpack_ints
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.embedding.inputs import TextInputs
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.events import Arrival, CoreMessage
@@ -18,7 +19,7 @@ class Run:
     """A core, a fake encoder, and what came out for each frontend."""
 
     def __init__(self, capacity: EncoderCapacity = CAPACITY, room: int | None = None, **config: object) -> None:
-        self.core = EmbeddingScheduler(CoreConfig(**{"token_budget": 8, **config}), capacity)  # type: ignore[arg-type]
+        self.core = EmbeddingScheduler(CoreConfig(**{"token_budget": 8, **config}), TextInputs(capacity))  # type: ignore[arg-type]
         self.encoder = FakeEncoder(capacity, poison=POISON, room=room)
         self.plans: list[EncodePlan] = []
         self.in_flight: deque[EncodeResult] = deque()

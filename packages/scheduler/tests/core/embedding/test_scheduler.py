@@ -14,9 +14,11 @@ from tercet.protocol.messages.messages import (
     FlushCacheReq,
     PauseGenerationReq,
     ReleaseMemoryReq,
+    TokenizedEmbeddingReqInput,
 )
 from tercet.protocol.messages.values import FinishReason, FinishType, MemoryTag, unpack_floats, unpack_ints
 from tercet.scheduler.core.config import CoreConfig, PolicyName
+from tercet.scheduler.core.embedding.inputs import TextInputs
 from tercet.scheduler.core.embedding.plan import EncoderCapacity, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.events import Arrival, CoreMessage, Drain, PeerBlocked, PeerDrained, PeerGone
@@ -39,7 +41,10 @@ def test_inputs_share_a_step_up_to_its_budget_and_each_gets_its_own_vector() -> 
 
 
 def test_each_input_tells_how_long_it_waited() -> None:
-    core, encoder = EmbeddingScheduler(CoreConfig(token_budget=8), CAPACITY), FakeEncoder(CAPACITY, poison=POISON)
+    core, encoder = (
+        EmbeddingScheduler(CoreConfig(token_budget=8), TextInputs(CAPACITY)),
+        FakeEncoder(CAPACITY, poison=POISON),
+    )
     sent = [("a", 8, 10.0), ("b", 8, 10.5), ("c", 1, 11.0)]
     core.handle(*(Arrival("f0", embedding_request(rid, ids(1, count)), at) for rid, count, at in sent))
     [(_, aborted, *_)] = core.handle(Arrival("f0", AbortReq(rid="c"), 11.5))
@@ -313,10 +318,11 @@ def test_every_input_gets_exactly_one_answer_whatever_happens(seed: int) -> None
                 frontend, rid = chance.choice(list(wanted))
                 held = run.core.roster.get((frontend, rid))
                 if held is not None:
+                    assert isinstance(held.request, TokenizedEmbeddingReqInput)
                     wanted[frontend, rid] += 1
                     again = embedding_request(
                         rid,
-                        list(unpack_ints(held.input_ids)),
+                        list(unpack_ints(held.request.input_ids)),
                         attempt=wanted[frontend, rid],
                         alone=chance.random() < 0.3,
                     )

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tercet.protocol.messages.encodings import EncodeMediaReq
 from tercet.protocol.messages.messages import (
     AbortReq,
     ControlReq,
@@ -80,7 +81,22 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     """Event: the scheduler is leaving. It finishes held requests and rejects others."""
 
 
-Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq
+class MediaReceived(msgspec.Struct, frozen=True, tag=True):
+    """Event: an image or sound to encode has arrived, with its array."""
+
+    request: EncodeMediaReq
+    frames: tuple[memoryview, ...]
+
+    @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
+    def attempt(self) -> int:
+        return self.request.attempt
+
+
+Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | MediaReceived | AbortReq | ControlReq
 """Messages of frontends. Both cores handle all of them, if only by a rejection."""
 Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead | MaskReady | AdapterPending | AdapterRead
 """Events that block choices from being planned, and those that unblock them."""

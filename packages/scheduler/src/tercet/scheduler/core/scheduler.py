@@ -43,6 +43,7 @@ from tercet.scheduler.core.events import (
     Arrival,
     Drain,
     GrammarRead,
+    MediaReceived,
     Obstacle,
     PeerGone,
     WeightsRead,
@@ -119,8 +120,8 @@ class Scheduler:
             match message:
                 case TokenizedGenerateReqInput():
                     self.intake.accept(source, message, outputs, at)
-                case TokenizedEmbeddingReqInput(rid=rid, attempt=attempt):
-                    why = "this model generates text and makes no vectors"
+                case TokenizedEmbeddingReqInput(rid=rid, attempt=attempt) | MediaReceived(rid=rid, attempt=attempt):
+                    why = "this scheduler generates text, and makes no vectors or embeddings"
                     outputs.send(source, Rejected(rid=rid, attempt=attempt, code="invalid_request", message=why))
                 case AbortReq():
                     self.intake.abort(source, message, outputs)

@@ -20,6 +20,7 @@ from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.chunked_model import report_layers
 from tercet.scheduler.executor.media.audio import LoadedAudio
+from tercet.scheduler.executor.media.embeddings import LoadedEmbeddings, embedding_form
 from tercet.scheduler.executor.media.images import LoadedImages
 from tercet.scheduler.executor.media.prompt_media import LoadedMedia
 from tercet.scheduler.executor.media.shared_embeddings import Embeddings, SharedEmbeddings, StageEmbeddings
@@ -113,8 +114,12 @@ def _read_shape(directory: Path, dtype: str) -> DecoderShape:
 def check_replacement(weights: Path, options: WorkerOptions, config: DecoderShape, shard: Shard = WHOLE) -> None:
     """Raise ModelError for a directory whose weights cannot replace those of the model.
 
+    Without a tower none can: encoders keep theirs.
+
     It needs no config.json. If it has one, it must equal the model's in meaning, except for the stored dtype.
     """
+    if options.language_only:
+        raise ModelError("a language-only scheduler keeps the weights that it was started with")
     if not weights.is_dir():
         raise ModelError(f"{str(weights)!r} is no directory")
     if (weights / "config.json").is_file():
@@ -194,23 +199,35 @@ def load_images(
 ) -> LoadedMedia | None:
     """Load the tower of images or sounds, which only rank 0 has.
 
-    Return None if the model takes neither, or has no weights or stages that cannot take images.
+    Return None if the model takes neither, or has no weights or stages that cannot take images. Raise ValueError for
+    `language_only` if the model takes neither.
     """
-    if not isinstance(config, ModelConfig) or options.load_format == "dummy":
-        return None
-    family = family_of(config.architecture)
-    sounds = family.sounds(options.model)
-    images = family.images(options.model) if sounds is None else None
+    family = family_of(config.architecture) if isinstance(config, ModelConfig) else None
+    sounds = images = None
+    if family is not None and options.load_format != "dummy":
+        sounds = family.sounds(options.model)
+        images = family.images(options.model) if sounds is None else None
     if sounds is None and images is None:
+        if options.language_only:
+            raise ValueError("language_only: the model takes no images or sounds in prompts")
         return None
+    assert isinstance(config, ModelConfig)
     if (needed := _needed(sounds, images, config, shard)) is not None:
         if shard.stage.is_last and not shard.rank and not shard.attention.rank:
             logger.warning("requests with %s are refused: %s", "images" if sounds is None else "audio", needed)
         return None
-    shared = _embeddings(0 if images is None else images.deepstack, config, shard, device)
+    if images is not None and device.type == "cpu":
+        images = bounded_for_cpu(images)
+    shared = _shared_embeddings(0 if images is None else images.deepstack, config, shard, device)
+    here = not shard.rank and shard.stage.is_last
+    if options.language_only:
+        model = sounds or images
+        assert model is not None
+        form = embedding_form(model, config, options.model, options.weights)
+        return LoadedEmbeddings(model, form, (lambda array: array.to(device)) if here else None, shared)
 
     def tower(model: TowerModel[TowerT]) -> TowerT | None:
-        if shard.rank or not shard.stage.is_last:
+        if not here:
             return None
         loaded = load_tower(model, options.checkpoint, config.dtype, device)
         if device.type == "cpu":
@@ -220,8 +237,6 @@ def load_images(
     if sounds is not None:
         return LoadedSounds(sounds, tower(sounds), shared)
     assert images is not None
-    if device.type == "cpu":
-        images = bounded_for_cpu(images)
     return LoadedImages(images, tower(images), shared)
 
 
@@ -234,7 +249,7 @@ def _needed(sounds: SoundModel | None, images: ImageModel | None, config: ModelC
     return None
 
 
-def _embeddings(deepstack: int, config: ModelConfig, shard: Shard, device: torch.device) -> Embeddings | None:
+def _shared_embeddings(deepstack: int, config: ModelConfig, shard: Shard, device: torch.device) -> Embeddings | None:
     """Return what gives embeddings to the ranks that need them; None for a single rank."""
     if shard.stage.links is not None:
         width = config.hidden_size * (1 + deepstack)

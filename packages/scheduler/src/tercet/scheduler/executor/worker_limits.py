@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.media.audio import AudioMemory
-from tercet.scheduler.executor.media.images import LoadedImages
 from tercet.scheduler.executor.media.prompt_media import LoadedMedia
-from tercet.scheduler.executor.media.sounds import LoadedSounds
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import tokenizer_files
+from tercet.scheduler.models.audio.sound_model import SoundModel
 from tercet.scheduler.models.config.model_config import DecoderShape
+from tercet.scheduler.models.vision.image_model import ImageModel
 from tercet.scheduler.tokenizer_files import tokenizer_end_ids
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ def capacity_of(
         eos_token_ids=list(ends),
         grammars=grammars.name if grammars else "",
         adapters=options.max_loras,
-        images=images.model.form if isinstance(images, LoadedImages) else None,
-        sounds=images.model.form if isinstance(images, LoadedSounds) else None,
+        images=images.model.form if images is not None and isinstance(images.model, ImageModel) else None,
+        sounds=images.model.form if images is not None and isinstance(images.model, SoundModel) else None,
         whole_images=images is not None and images.model.whole,
         audio=audio and audio.capacity,
     )

@@ -72,6 +72,8 @@ class WorkerOptions:
     """Places beside one for each expert, in layers with loads."""
     attention_ranks: int = 1
     """Ranks with a KV cache for requests of their own, and equal shares of the slots. `step_tokens` are of each."""
+    language_only: bool = False
+    """Take embeddings in the place of images or sounds, and load no tower."""
     host_ranks: int = 1
     """Ranks of the model on this machine, which share its memory if they run on a CPU."""
 

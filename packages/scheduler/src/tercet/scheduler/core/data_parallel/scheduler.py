@@ -20,7 +20,7 @@ from tercet.protocol.messages.messages import (
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.data_parallel.plans import merged_plan, results_of
-from tercet.scheduler.core.events import Arrival, MaskReady
+from tercet.scheduler.core.events import Arrival, MaskReady, MediaReceived
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.request import namespace_of
 from tercet.scheduler.core.scheduler import Scheduler
@@ -66,7 +66,7 @@ class DataParallelScheduler:
                     if request.exclusive or request.deferred:
                         self._exclusive.add((arrival.source, request.rid))
                     outgoing += self._core_for(arrival.source, request).handle(arrival)
-                case TokenizedEmbeddingReqInput():
+                case TokenizedEmbeddingReqInput() | MediaReceived():
                     outgoing += self.cores[0].handle(arrival)
                 case MaskReady(slot=slot, step=step):
                     rank, own = divmod(slot, self.capacity.slots)

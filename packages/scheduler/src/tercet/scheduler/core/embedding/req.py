@@ -1,39 +1,56 @@
-"""An input, from arrival to its vector."""
+"""An input, from arrival to its vector or its embeddings."""
 
+from tercet.protocol.messages.encodings import EncodeMediaReq
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput
+
+Input = TokenizedEmbeddingReqInput | EncodeMediaReq
 
 
 class EmbeddingReq:
-    """An input. It waits until a plan names it, and is removed once that plan is committed."""
+    """An input. It waits until a plan names it, and is removed once that plan is committed.
+
+    Attempts with equal `content` request the same answer. An image or sound has its array.
+    """
 
     __slots__ = (
         "alone",
+        "array",
         "arrival",
         "arrived",
         "attempt",
+        "content",
         "frontend",
         "hold",
-        "input_ids",
         "offered",
         "priority",
+        "request",
         "rid",
         "tenant",
         "times_skipped",
-        "token_types",
         "tokens",
         "waited",
     )
 
-    def __init__(self, request: TokenizedEmbeddingReqInput, frontend: str, arrival: int, arrived: float = 0.0) -> None:
+    def __init__(
+        self,
+        request: Input,
+        content: tuple[bytes | str, ...],
+        tokens: int,
+        frontend: str,
+        arrival: int,
+        arrived: float = 0.0,
+        array: memoryview = memoryview(b""),
+    ) -> None:
         self.rid = request.rid
         self.frontend = frontend
         self.arrival = arrival
         self.arrived = arrived
         self.waited = float("nan")
         """Seconds from `arrived` until a plan included it; NaN before."""
-        self.input_ids = request.input_ids
-        self.token_types = request.token_types
-        self.tokens = len(request.input_ids) // 4
+        self.request = request
+        self.content = content
+        self.array = array
+        self.tokens = tokens
         self.priority = request.priority
         self.tenant = request.tenant
         self.times_skipped = 0
@@ -41,13 +58,9 @@ class EmbeddingReq:
         """Its frontend was offered exclusive use of the scheduler, so no other input may start before it."""
         self.route(request)
 
-    def route(self, request: TokenizedEmbeddingReqInput) -> None:
+    def route(self, request: Input) -> None:
         """Use the route of this or a later attempt."""
         self.attempt = request.attempt
         self.alone = request.exclusive
         self.hold = request.deferred
         self.offered = self.offered and not request.deferred
-
-    def is_of(self, request: TokenizedEmbeddingReqInput) -> bool:
-        """Return whether a later attempt requests the same vector."""
-        return self.input_ids == request.input_ids and self.token_types == request.token_types

@@ -1,13 +1,13 @@
 """Deterministic scheduling core of an encoder: inputs in, plans out, results in, vectors out.
 
-It is the counterpart of `Scheduler` for `EncodePlan`, and simpler: an input is computed whole, in one step, and leaves
-no state, so there are no slots, pages or prefixes. Attempts, aborts, drains, dead frontends, full peers, pauses and
-exclusive inputs have the same meaning.
+It is the counterpart of `Scheduler` for inputs of text, or of images and sounds, and simpler: an input is computed
+whole, in one step, and leaves no state, so there are no slots, pages or prefixes. Attempts, aborts, drains, dead
+frontends, full peers, pauses and exclusive inputs have the same meaning.
 """
 
 from collections import deque
 from collections.abc import Iterable
-from typing import assert_never
+from typing import Generic, TypeVar, assert_never
 
 from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import (
@@ -40,11 +40,9 @@ from tercet.protocol.messages.values import (
 )
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.counters import CoreCounters
-from tercet.scheduler.core.embedding.outputs import EmbeddingOutputs
-from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+from tercet.scheduler.core.embedding.inputs import Answers, Inputs, Received
 from tercet.scheduler.core.embedding.queue import EmbeddingQueue
 from tercet.scheduler.core.embedding.req import EmbeddingReq
-from tercet.scheduler.core.embedding.validation import input_error
 from tercet.scheduler.core.events import (
     AdapterPending,
     AdapterRead,
@@ -53,6 +51,7 @@ from tercet.scheduler.core.events import (
     GrammarPending,
     GrammarRead,
     MaskReady,
+    MediaReceived,
     PeerBlocked,
     PeerDrained,
     PeerGone,
@@ -60,26 +59,30 @@ from tercet.scheduler.core.events import (
 )
 from tercet.scheduler.core.intake.pending_aborts import PendingAborts
 
-_NOT_FINITE = FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
+PlanT = TypeVar("PlanT")
+ResultT = TypeVar("ResultT")
 
 
-class EmbeddingScheduler:
+class EmbeddingScheduler(Generic[PlanT, ResultT]):
     """Batches whole inputs under one token budget a step."""
 
-    def __init__(self, config: CoreConfig, capacity: EncoderCapacity) -> None:
+    def __init__(self, config: CoreConfig, inputs: Inputs[PlanT, ResultT]) -> None:
         self.config = config
-        self.capacity = capacity
+        self.inputs = inputs
         self.counters = CoreCounters()
         self.waiting = EmbeddingQueue(config.policy, config.max_skips)
         self.roster: dict[tuple[str, str], EmbeddingReq] = {}
         """Inputs by frontend and rid: the waiting ones, and those in flight whose answer is still needed."""
-        self.in_flight: deque[tuple[EncodePlan, list[EmbeddingReq]]] = deque()
+        self.in_flight: deque[tuple[int, list[EmbeddingReq]]] = deque()
+        """The step and the inputs of each plan."""
         self.blocked_peers: set[str] = set()
         self.paused_by = ""
         """The frontend that paused generation. Any frontend's continue, or the end of this frontend, ends the pause."""
         self.draining = False
         self._asked = PendingAborts()
         self._arrivals = 0
+        self._bytes = 0
+        """Bytes of the arrays of held inputs."""
 
     @property
     def runnable(self) -> bool:
@@ -93,16 +96,16 @@ class EmbeddingScheduler:
 
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
         """Handle messages. Return the answers that are known at once."""
-        outputs = EmbeddingOutputs(self.capacity.width)
+        outputs = self.inputs.answers()
         for source, message, at in arrivals:
             if isinstance(message, ControlReq):
                 self._handle_control(source, message, outputs)
                 continue
             match message:
-                case TokenizedEmbeddingReqInput():
+                case TokenizedEmbeddingReqInput() | MediaReceived() if isinstance(message, self.inputs.kind):
                     self._accept(source, message, outputs, at)
-                case TokenizedGenerateReqInput():
-                    self._refuse(source, message, "invalid_request", "this model generates no text", outputs)
+                case TokenizedGenerateReqInput() | TokenizedEmbeddingReqInput() | MediaReceived():
+                    self._refuse(source, message, "invalid_request", self.inputs.refusal, outputs)
                 case AbortReq():
                     self._abort(source, message, outputs)
                 case PeerGone(peer):
@@ -120,11 +123,11 @@ class EmbeddingScheduler:
         self._offer_exclusive(outputs)
         return outputs.collect()
 
-    def _handle_control(self, source: str, order: ControlReq, outputs: EmbeddingOutputs) -> None:
+    def _handle_control(self, source: str, order: ControlReq, outputs: Answers) -> None:
         ok, reply = True, ""
         match order:
             case FlushCacheReq():
-                reply = "an encoder caches nothing"
+                reply = self.inputs.flush()
             case PauseGenerationReq() | ContinueGenerationReq():
                 self.paused_by = source if isinstance(order, PauseGenerationReq) else ""
             case LoadLoRAAdapterReq() | UnloadLoRAAdapterReq():
@@ -137,7 +140,7 @@ class EmbeddingScheduler:
                 assert_never(order)
         outputs.send(source, ControlReply(id=order.id, ok=ok, message=reply))
 
-    def schedule(self, now: float = 0.0) -> EncodePlan | None:
+    def schedule(self, now: float = 0.0) -> PlanT | None:
         """Plan the next step, if there is one: inputs in order, as many as the budget allows, but at least one.
 
         `now` changes no decision: it measures how long inputs have waited.
@@ -155,41 +158,51 @@ class EmbeddingScheduler:
                 return None
             reqs.append(req)
             budget -= req.tokens
-            if req.alone or budget <= 0:
+            if req.alone or budget <= 0 or len(reqs) == self.inputs.most_rows:
                 break
         if not reqs:
             return None
         self.waiting.take(reqs)
         for req in reqs:
             req.waited = now - req.arrived
-        plan = EncodePlan(step=self.counters.steps, rows=[self._row(req) for req in reqs])
+        step = self.counters.steps
         self.counters.steps += 1
         self.counters.prompt_tokens += sum(req.tokens for req in reqs)
-        self.in_flight.append((plan, reqs))
-        return plan
+        self.in_flight.append((step, reqs))
+        return self.inputs.plan(step, reqs)
 
-    def commit(self, result: EncodeResult) -> list[Outgoing]:
+    def commit(self, result: ResultT) -> list[Outgoing]:
         """Apply the result of the oldest plan in flight. Return its vectors."""
-        plan, reqs = self.in_flight.popleft()
-        size = 4 * self.capacity.width
-        if result.step != plan.step or len(result.vectors) != size * len(reqs):
-            raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
-        outputs = EmbeddingOutputs(self.capacity.width)
-        failures = dict.fromkeys(result.failed, _NOT_FINITE)
-        failures.update({row: _too_large(reqs[row]) for row in result.too_large})
-        for row, req in enumerate(reqs):
+        step, reqs = self.in_flight.popleft()
+        results = self.inputs.results(result, step, reqs)
+        outputs, kept = self.inputs.answers(), False
+        for req, answer in zip(reqs, results, strict=True):
+            kept |= isinstance(answer, bytes) and self.inputs.keep(req, answer)
             if self.roster.get((req.frontend, req.rid)) is not req:
                 continue
             self._forget(req)
-            self.counters.finished += 1
-            if finish := failures.get(row):
-                outputs.fail(req, finish)
-            else:
-                outputs.emit(req, result.vectors[row * size : (row + 1) * size])
+            self._finish(req, answer, outputs)
+        if kept:
+            self._answer_known(outputs)
         self._offer_exclusive(outputs)
         return outputs.collect()
 
-    def _offer_exclusive(self, outputs: EmbeddingOutputs) -> None:
+    def _finish(self, req: EmbeddingReq, answer: bytes | FinishReason, outputs: Answers) -> None:
+        """Send an input's answer. The input is not held any more."""
+        self.counters.finished += 1
+        if isinstance(answer, FinishReason):
+            outputs.fail(req, answer)
+        else:
+            outputs.emit(req, answer)
+
+    def _answer_known(self, outputs: Answers) -> None:
+        """Answer waiting inputs that equal one of the last step."""
+        for req in list(self.waiting):
+            if (known := self.inputs.known(req)) is not None:
+                self._forget(req)
+                self._finish(req, known, outputs)
+
+    def _offer_exclusive(self, outputs: Answers) -> None:
         """Offer exclusive use to the next input, if it is held for that and no other runs."""
         if self.in_flight:
             return
@@ -242,15 +255,16 @@ class EmbeddingScheduler:
         """Return the reply to a GetInternalStateReq. Inputs take one step each, so they are not described."""
         return InternalState(id=number, load=self.load())
 
-    def _accept(self, source: str, request: TokenizedEmbeddingReqInput, outputs: EmbeddingOutputs, at: float) -> None:
+    def _accept(self, source: str, request: Received, outputs: Answers, at: float) -> None:
         """Queue an input. A higher attempt of a held one replaces it; an equal or lower attempt is ignored."""
         held = self.roster.get((source, request.rid))
         if held is not None and held.attempt >= request.attempt:
             self.counters.ignored += 1
             return
-        fault = input_error(request, self.capacity)
-        if held is not None and not self.draining and fault is None and held.is_of(request):
-            held.route(request)
+        fault = self.inputs.fault(request)
+        req = self.inputs.req(request, source, self._arrivals, at)
+        if held is not None and not self.draining and fault is None and held.content == req.content:
+            held.route(req.request)
             return
         if held is not None:
             self._forget(held)
@@ -258,24 +272,28 @@ class EmbeddingScheduler:
             self._refuse(source, request, "draining", "this scheduler is leaving", outputs, retry=True)
         elif fault is not None:
             self._refuse(source, request, *fault, outputs)
-        elif request.attempt == 0 and self.waiting.room(request.tenant, self.config.max_queued) < 1:
+        elif (known := self.inputs.known(req)) is not None:
+            self._finish(req, known, outputs)
+        elif request.attempt == 0 and self.waiting.room(req.tenant, self.config.max_queued) < 1:
             self._refuse(source, request, "overloaded", "too many inputs are waiting", outputs, retry=True)
+        elif req.array and self._bytes + req.array.nbytes > self.inputs.most_bytes:
+            self._refuse(source, request, "overloaded", "too many arrays are held", outputs, retry=True)
         else:
-            req = EmbeddingReq(request, source, self._arrivals, at)
             self._arrivals += 1
             if finish := self._asked.finish(request.rid):
                 outputs.fail(req, finish)
                 return
             self.roster[source, request.rid] = req
+            self._bytes += req.array.nbytes
             self.waiting.add(req)
 
     def _refuse(
         self,
         source: str,
-        request: TokenizedEmbeddingReqInput | TokenizedGenerateReqInput,
+        request: Received | TokenizedGenerateReqInput,
         code: str,
         why: str,
-        outputs: EmbeddingOutputs,
+        outputs: Answers,
         *,
         retry: bool = False,
     ) -> None:
@@ -283,7 +301,7 @@ class EmbeddingScheduler:
         answer = Rejected(rid=request.rid, attempt=request.attempt, code=code, message=why, retry=retry)
         outputs.send(source, answer)
 
-    def _abort(self, source: str, message: AbortReq, outputs: EmbeddingOutputs) -> None:
+    def _abort(self, source: str, message: AbortReq, outputs: Answers) -> None:
         """End the named input of this frontend; an abort by a user ends the inputs of every frontend."""
         if message.indices and 0 not in message.indices:
             return
@@ -309,18 +327,10 @@ class EmbeddingScheduler:
     def _forget(self, req: EmbeddingReq) -> None:
         """Remove an input. A plan in flight that names it still runs, but its result is dropped."""
         del self.roster[req.frontend, req.rid]
+        self._bytes -= req.array.nbytes
         self.waiting.remove(req)
-
-    def _row(self, req: EmbeddingReq) -> EncodeRow:
-        return EncodeRow(req.input_ids, req.token_types if self.capacity.token_types > 1 else b"")
 
 
 def _is_named(rid: str, name: str) -> bool:
     """Return whether a user's abort names this rid: itself, its siblings `name.N`, or all for ""."""
     return not name or belongs(rid, name)
-
-
-def _too_large(req: EmbeddingReq) -> FinishReason:
-    """Return the finish of an input that is too large for memory: a shorter one may fit, the same one will not."""
-    message = f"the input has {req.tokens} tokens, and there is not the memory here to compute so many at once"
-    return FinishReason(FinishType.ERROR, message=message, code="context_length_exceeded")

@@ -12,6 +12,7 @@ import torch
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.protocol.messages.any_resolution import AnyResolution, PaddedSquare
 from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.media import (
     AspectTiles,
     CanvasTiles,
@@ -85,6 +86,9 @@ ArrayT = TypeVar("ArrayT")
 
 class ArrayStore(FrameStore, Generic[ArrayT]):
     """Arrays of the images or sounds of requests."""
+
+    embeddings: EmbeddingForm | None = None
+    """Form of embeddings that are held in the place of arrays."""
 
     def add(self, images: Sequence[Input], frames: Sequence[Frame]) -> str:
         """Keep the arrays of a request. Return a fault, or an empty text."""

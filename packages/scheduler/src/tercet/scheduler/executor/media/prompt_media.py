@@ -4,18 +4,23 @@ from typing import Any
 
 import torch
 
+from tercet.protocol.messages.media import ImageFormat
+from tercet.scheduler.executor.media.embeddings import EmbeddingStore, LoadedEmbeddings
 from tercet.scheduler.executor.media.image_positions import ImagePositions
 from tercet.scheduler.executor.media.images import ArrayStore, ImageStore, LoadedImages, StepImages
 from tercet.scheduler.executor.media.sounds import LoadedSounds, SoundStore
 from tercet.scheduler.models.layers.layers import Rotary
+from tercet.scheduler.models.vision.image_model import ImageModel
 
-LoadedMedia = LoadedImages | LoadedSounds
+LoadedMedia = LoadedImages | LoadedSounds | LoadedEmbeddings
 
 
 def array_store(loaded: LoadedMedia | None) -> ArrayStore[Any] | None:
     """Return an empty store of the arrays that a model takes; None if it takes none."""
     if loaded is None:
         return None
+    if isinstance(loaded, LoadedEmbeddings):
+        return EmbeddingStore(loaded.form)
     return ImageStore() if isinstance(loaded, LoadedImages) else SoundStore()
 
 
@@ -26,15 +31,15 @@ def step_images(
     if loaded is None or store is None:
         return None
     form, positions = loaded.model.form, None
-    if isinstance(loaded, LoadedImages) and rotary is not None and rotary.parts is not None:
-        positions = ImagePositions(rotary, loaded.model.form.patch, device)
+    if isinstance(form, ImageFormat) and rotary is not None and rotary.parts is not None:
+        positions = ImagePositions(rotary, form.patch, device)
     return StepImages(
         loaded.tower,
         store,
         form.token_id,
         device,
         whole=loaded.model.whole,
-        in_windows=isinstance(loaded, LoadedImages) and loaded.model.in_windows,
+        in_windows=isinstance(loaded.model, ImageModel) and loaded.model.in_windows,
         positions=positions,
         largest=form.max_tokens,
         shared=loaded.shared,

@@ -91,9 +91,9 @@ def image_model(directory: Path) -> ImageModel | None:
     return ImageModel(
         form=_form(directory, config, processor, sizes),
         whole=False,
+        deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
         build=partial(_build, vision, processor, sizes),
         names={"visual.": "visual."},
-        deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
     )
 
 
