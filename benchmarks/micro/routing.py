@@ -78,6 +78,7 @@ class Asked:
     prompt_ids: bytes
     prompt_tokens: int
     salt: str = ""
+    content: bytes = b""
 
 
 class Simulated:

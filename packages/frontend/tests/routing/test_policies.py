@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -10,6 +10,7 @@ from tercet.frontend.routing.peers import PeerRegistry, SchedulerPeer
 from tercet.frontend.routing.policies import (
     BALANCE_ABS_THRESHOLD,
     POLICIES,
+    ByContent,
     CacheAware,
     LeastLoaded,
     PowerOfTwo,
@@ -28,6 +29,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     salt: str = ""
+    content: bytes = b""
 
     @property
     def prompt_ids(self) -> bytes:
@@ -213,3 +215,19 @@ def test_a_scheduler_that_went_down_has_forgotten() -> None:
 def test_round_robin_starts_anywhere() -> None:
     policy = RoundRobin()
     assert [policy.order(A, peers(0, 0))[0].peer for _ in range(4)] == ["s0", "s1", "s0", "s1"]
+
+
+def test_equal_images_of_a_namespace_go_to_one_encoder_unless_it_is_busy() -> None:
+    policy = ByContent()
+    images = [Prompt((1,) * 50, content=bytes([number])) for number in range(20)]
+    homes = [first(policy, each, peers(0, 0, 0)) for each in images]
+    assert set(homes) == {"s0", "s1", "s2"}
+    assert [first(ByContent(), each, peers(9, 200, 0)) for each in images] == homes, "other frontends agree"
+    assert {first(policy, replace(images[0], salt=str(salt)), peers(0, 0, 0)) for salt in range(20)} == set(homes)
+    remaining = [home for home in homes if home != "s0"]
+    kept = [first(policy, each, peers(0, 0, 0)[1:]) for each, home in zip(images, homes, strict=True) if home != "s0"]
+    assert kept == remaining, "the death of one moves the images of no other"
+    for each, home in zip(images, homes, strict=True):
+        loads = [201 * (f"s{number}" == home) for number in range(3)]
+        assert first(policy, each, peers(*loads)) != home
+    assert first(policy, A, peers(5, 3, 9)) == "s1", "inputs of text go by load"

@@ -29,7 +29,8 @@ from tercet.frontend.server.uvicorn_server import HttpServer
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import Dial
 from tercet.protocol.membership.events import Delivery
-from tercet.protocol.messages.messages import FrontendInbox, Heartbeat, Ready
+from tercet.protocol.messages.full_inbox import FullFrontendInbox
+from tercet.protocol.messages.messages import Heartbeat, Ready
 from tercet.protocol.messages.values import Role
 from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.transport.endpoints import check_peer_id, is_supervised_id
@@ -101,7 +102,7 @@ class Frontend:
             *(Dial(Role.FRONTEND, f"{link.listen}/{check_peer_id(peer)}.*") for peer in link.sibling),
         )
         node_config = link.node_config(Role.FRONTEND, specs)
-        self._node = AsyncNode(node_config, FrontendInbox, self._status, self._on_deliveries)
+        self._node = AsyncNode(node_config, FullFrontendInbox, self._status, self._on_deliveries)
         clock = SuspendAwareClock()
         database = Database.open(config.store)
         dispatcher = Dispatcher(

@@ -83,7 +83,7 @@ class Metrics:
         """Return the totals of every model that a scheduler has announced."""
         models: defaultdict[str, ModelTotals] = defaultdict(ModelTotals)
         for each in self._manager.fleet.schedulers.values():
-            if name := self._manager.models.name_of(each):
+            if each.encoder is None and (name := self._manager.models.name_of(each)):
                 models[name].add(each)
         for adapter in await self._manager.adapters.all():
             if adapter.base in models:  # not an alias of --served-model-name

@@ -24,7 +24,8 @@ from tercet.frontend.routing.policies import POLICIES
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.membership.events import Delivery
-from tercet.protocol.messages.messages import FrontendInbox, Heartbeat
+from tercet.protocol.messages.full_inbox import FullFrontendInbox
+from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import LoRAAdapter, Role
 from tercet.protocol.transport.endpoints import is_supervised_id
 
@@ -81,7 +82,7 @@ class EngineClient:
         address = f"ipc://{directory}"
         specs = (f"{address}/scheduler-*", f"{address}/detokenizer-*")
         config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
-        self._node = AsyncNode(config, FrontendInbox, self._status, self._on_deliveries)
+        self._node = AsyncNode(config, FullFrontendInbox, self._status, self._on_deliveries)
         dispatcher = Dispatcher(self._node, POLICIES["round_robin"]())
         registry = ModelRegistry(self._pool, threads=_THREADS, on_unreadable=self._on_unreadable)
         self._manager = TokenizerManager(self._node, registry, RequestTable(config.peer, dispatcher), lora)

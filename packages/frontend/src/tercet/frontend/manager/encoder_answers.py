@@ -1,20 +1,22 @@
-"""Answers of encoders: vectors of inputs."""
+"""Answers of encoders: vectors of inputs, and embeddings of images and sounds."""
 
 import logging
 import math
 
 from tercet.frontend.manager.embedding_state import EmbeddingState, unpack_vectors
+from tercet.frontend.manager.encoding_state import EncodingState
 from tercet.frontend.manager.req_state import ACCEPTED, Verdict
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.routing.dispatcher import Cause
 from tercet.frontend.routing.request_state import RequestState
+from tercet.protocol.messages.encodings import EncodedMedia
 from tercet.protocol.messages.messages import BatchEmbeddingOutput
 
 logger = logging.getLogger(__name__)
 
 
 class EncoderAnswers:
-    """Handler of vectors, on the event loop's thread."""
+    """Handler of vectors and embeddings, on the event loop's thread."""
 
     def __init__(self, requests: RequestTable) -> None:
         self._states = requests.states
@@ -22,13 +24,16 @@ class EncoderAnswers:
         self._clock = requests.clock
         self._dispatcher = requests.dispatcher
 
-    def handle(self, source: str, batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]) -> None:
-        """Give each input its vector. A batch that does not fit is dropped."""
+    def handle(self, source: str, answer: BatchEmbeddingOutput | EncodedMedia, frames: tuple[memoryview, ...]) -> None:
+        """Give each input its answer. An answer that does not fit is dropped."""
+        take = self._take_vectors if isinstance(answer, BatchEmbeddingOutput) else self._take_embeddings
         try:
-            rows = list(unpack_vectors(batch, frames))
+            take(answer, frames)  # type: ignore[arg-type]
         except ValueError as error:
-            logger.error("%s: invalid batch of vectors, dropping it: %s", source, error)
-            return
+            logger.error("%s: invalid answer of an encoder, dropping it: %s", source, error)
+
+    def _take_vectors(self, batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]) -> None:
+        rows = list(unpack_vectors(batch, frames))
         now = self._clock()
         for rid, attempt, vector, finish, queue_time in rows:
             state = self._states.get(rid)
@@ -39,6 +44,11 @@ class EncoderAnswers:
                     measures.observe_first_output(state, None if math.isnan(queue_time) else queue_time, now)
                     measures.observe_request(state, now)
                 self._follow(state, verdict, now)
+
+    def _take_embeddings(self, answer: EncodedMedia, frames: tuple[memoryview, ...]) -> None:
+        state = self._states.get(answer.rid)
+        if isinstance(state, EncodingState):
+            self._follow(state, state.accept(answer, frames), self._clock())
 
     def _follow(self, state: RequestState, verdict: Verdict, now: float) -> None:
         if verdict is Verdict.ABORTED:

@@ -18,12 +18,13 @@ from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.peers import SchedulerPeer
 from tercet.frontend.routing.reconciliation import Reconciler
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerEvent, PeerReady, PeerUp
+from tercet.protocol.messages.encodings import EncodedMedia
+from tercet.protocol.messages.full_inbox import FullFrontendInbox
 from tercet.protocol.messages.messages import (
     BatchEmbeddingOutput,
     BatchStrOutput,
     ControlReply,
     ExclusiveReady,
-    FrontendInbox,
     Goodbye,
     Heartbeat,
     Hello,
@@ -42,7 +43,7 @@ from tercet.protocol.node import Sender
 
 logger = logging.getLogger(__name__)
 
-Incoming = FrontendInbox | PeerEvent
+Incoming = FullFrontendInbox | PeerEvent
 """The node of a frontend decodes no other types."""
 
 
@@ -95,7 +96,7 @@ class MessageHandler:
         match message:
             case BatchStrOutput():
                 self._on_text(source, message)
-            case BatchEmbeddingOutput():
+            case BatchEmbeddingOutput() | EncodedMedia():
                 self._encoder_answers.handle(source, message, frames)
             case Heartbeat():
                 self._on_heartbeat(source, message)

@@ -331,6 +331,7 @@ class ReqState(RequestState):
             images=images_in(self.places),
             audio=self.audio,
             sounds=sounds_in(self.places),
+            embedded=bool(self.places) and self.model.limits.embeddings is not None,
         )
 
 

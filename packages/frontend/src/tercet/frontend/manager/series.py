@@ -77,6 +77,17 @@ _BOUNDS: dict[str, tuple[float, ...]] = {
 }
 
 
+def _parts_ready(fleet: PeerRegistry) -> Values:
+    """Return the parts that accept requests, by role. Schedulers that only encode are counted where there are any."""
+    encoders = [each for each in fleet.schedulers.values() if each.encoder is not None]
+    schedulers = sum(each.ready for each in fleet.schedulers.values()) - sum(each.ready for each in encoders)
+    return [
+        ([Role.SCHEDULER.value], schedulers),
+        *((["encoder"], sum(each.ready for each in encoders)) for _ in encoders[:1]),
+        ([Role.DETOKENIZER.value], sum(each.ready for each in fleet.detokenizers.values())),
+    ]
+
+
 def frontend_series(number: str, counters: Counters, fleet: PeerRegistry, running: int, waiting: int) -> Series:
     """Return this frontend's counters, as the answer to the request with this id."""
     exchanges, models = counters.exchanges.items(), counters.models.items()
@@ -93,10 +104,7 @@ def frontend_series(number: str, counters: Counters, fleet: PeerRegistry, runnin
             for model, measures in models
             for reason in (FinishType.STOP, FinishType.LENGTH)
         ],
-        "parts_ready": [
-            ([Role.SCHEDULER.value], sum(each.ready for each in fleet.schedulers.values())),
-            ([Role.DETOKENIZER.value], sum(each.ready for each in fleet.detokenizers.values())),
-        ],
+        "parts_ready": _parts_ready(fleet),
         "part_deaths": [([role.value], counters.deaths[role]) for role in (Role.SCHEDULER, Role.DETOKENIZER)],
         "telemetry_failures": [((), counters.telemetry_failures.total)],
     }

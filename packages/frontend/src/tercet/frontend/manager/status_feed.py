@@ -156,6 +156,7 @@ class StatusFeed:
             "peer": scheduler.peer,
             "incarnation": scheduler.incarnation,
             "model": self._models.name_of(scheduler),
+            "encoder": scheduler.encoder is not None,
             "state": state_of(scheduler),
             "phase": heartbeat.phase,
             "steps": heartbeat.steps,

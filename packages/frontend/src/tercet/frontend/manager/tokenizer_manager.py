@@ -15,9 +15,10 @@ from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_state import EmbeddingBatch, EmbeddingState
 from tercet.frontend.manager.inputs.grammars import with_checked_grammars
-from tercet.frontend.manager.inputs.images import placed_images, tokenize_all
+from tercet.frontend.manager.inputs.images import tokenize_all
 from tercet.frontend.manager.inputs.prediction import prediction_of
 from tercet.frontend.manager.inputs.validation import cheap_checks, check_output, check_scores, sampling_of_all
+from tercet.frontend.manager.media_encodings import placed_media
 from tercet.frontend.manager.message_handler import MessageHandler
 from tercet.frontend.manager.peer_metrics import PeerMetrics
 from tercet.frontend.manager.quota import RequestSlot
@@ -28,7 +29,6 @@ from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
 from tercet.frontend.media.audio_decoder import AudioDecoder
 from tercet.frontend.media.image_decoder import Fetcher, ImageDecoder
-from tercet.frontend.media.prompt_media import form_of
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
 from tercet.frontend.routing.control import Control
@@ -184,13 +184,13 @@ class TokenizerManager:
         check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
         generation, rid = Generation(slot), rid or self.new_id()
+        placed = await placed_media(self.requests, requests, prompts, images, model, rid)
         names = [rid] if len(requests) == 1 else (f"{rid}.{number}" for number in count())
-        every = zip(names, requests, prompts, params, predictions, images, strict=False)
+        every = zip(names, requests, prompts, params, predictions, placed, strict=False)
 
         def start() -> Steps[None]:
             for name, request, ids, chosen, prediction, shown in every:
-                placed = placed_images(shown, request.prompt, ids, form_of(model.limits))
-                state = ReqState(name, request, model, ids, chosen, generation.wake, prediction, placed)
+                state = ReqState(name, request, model, ids, chosen, generation.wake, prediction, shown)
                 generation.states.append(state)
                 self.requests.start(state)
                 yield

@@ -13,7 +13,7 @@ from enum import StrEnum
 from tercet.frontend.errors import ServerError, UnavailableError
 from tercet.frontend.routing.peers import DetokenizerPeer, PeerRegistry, SchedulerPeer
 from tercet.frontend.routing.poison import PoisonRules
-from tercet.frontend.routing.policies import LeastLoaded, RoutingPolicy
+from tercet.frontend.routing.policies import ByContent, RoutingPolicy
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.node import Sender
@@ -61,7 +61,7 @@ class Dispatcher:
         self.redispatches = Counter[Cause]()
         self._outbox = outbox
         self._policy = policy
-        self._by_load = LeastLoaded()
+        self._encoders = ByContent()
         """Policy for encoders, which have no prefix cache."""
         self._timeout = timeout
         self._max_waiting = max_waiting
@@ -128,7 +128,7 @@ class Dispatcher:
         eligible = self.peers.able_schedulers(state)
         if not eligible:
             return []
-        ordered = (self._policy if state.has_text else self._by_load).order(state, eligible)
+        ordered = (self._policy if state.has_text else self._encoders).order(state, eligible)
         deprioritized = state.refused_by | state.stalled_at
         return sorted(
             ordered, key=lambda each: (each.peer in deprioritized, each.load.updating, each.peer != state.scheduler)

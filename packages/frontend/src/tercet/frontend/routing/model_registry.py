@@ -83,7 +83,9 @@ class ModelRegistry:
         raise ModelNotFoundError(f"The model {name!r} does not exist: /v1/models lists the names.", param="model")
 
     def name_of(self, scheduler: SchedulerPeer) -> str:
-        """Return the first served name of a scheduler's model; empty until the scheduler has announced it."""
+        """Return the first served name of a scheduler's model, or of the one that it encodes for; empty if unknown."""
+        if scheduler.encoder is not None:
+            return next((each.name for each in self if each.limits.embeddings == scheduler.encoder), "")
         return "" if scheduler.limits is None else next(iter(self._names), scheduler.limits.model)
 
     def _is_incomplete(self) -> bool:
@@ -121,7 +123,9 @@ class ModelRegistry:
         announcements: dict[str, list[_Announcement]] = {}
         self._awaits_announcement = False
         for scheduler in schedulers:
-            if scheduler.outdated:
+            if scheduler.encoder is not None:
+                self._announced.add(scheduler.peer)
+            if scheduler.outdated or scheduler.encoder is not None:
                 continue
             files = self._files.get(scheduler.peer)
             if files is None or scheduler.limits is None or scheduler.identity is None:
@@ -174,7 +178,8 @@ class _Announcement(NamedTuple):
     software: str
 
     def is_same_version(self, model: ServedModel) -> bool:
-        return self.is_compatible(model) and self.software == model.software
+        same_form = self.limits.embeddings == model.limits.embeddings
+        return self.is_compatible(model) and self.software == model.software and same_form
 
     def is_successor(self, model: ServedModel, weight_lineage: WeightLineage) -> bool:
         """Return whether these weights replaced the model's."""

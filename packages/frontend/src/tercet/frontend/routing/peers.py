@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from itertools import islice
 
+from msgspec import structs
+
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.membership.heartbeat_timer import is_stuck
 from tercet.protocol.messages.audio import AudioFormat, SoundFormat
+from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.messages import Heartbeat, Ready
 from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Phase, Role
@@ -36,13 +39,15 @@ class Peer:
 
 @dataclass
 class SchedulerPeer(Peer):
-    """Scheduler; it is usable once `limits` and `identity` are known."""
+    """Scheduler; it is usable once `limits` and `identity` are known, or for a scheduler that encodes, `encoder`."""
 
     limits: ModelLimits | None = None
     identity: ModelIdentity | None = None
     outdated: bool = False
     """It started with weights that were replaced since, and must load their successor."""
     software: str = ""
+    encoder: EmbeddingForm | None = None
+    """Form of what it encodes; it takes no requests, and has no limits and identity."""
     own_tokens: int = 0
     """Tokens of this frontend's requests at the scheduler."""
     tokens_at_heartbeat: int = 0
@@ -50,7 +55,8 @@ class SchedulerPeer(Peer):
 
     @property
     def ready(self) -> bool:
-        return self.limits is not None and not self.leaving and not self.stuck
+        known = self.limits is not None or self.encoder is not None
+        return known and not self.leaving and not self.stuck
 
     @property
     def tokens(self) -> int:
@@ -149,8 +155,11 @@ class PeerRegistry:
             part.tokens_at_heartbeat = part.own_tokens
 
     def scheduler_ready(self, peer: str, ready: Ready) -> bool:
-        """Store a scheduler's limits and identity. Return False if the message lacks one of them."""
+        """Store a scheduler's limits and identity, or its form of embeddings. Return False if it has neither."""
         scheduler = self.schedulers.get(peer)
+        if scheduler is not None and ready.encoder is not None:
+            scheduler.encoder = ready.encoder
+            return True
         if scheduler is None or ready.limits is None or ready.identity is None:
             return False
         new = ready.identity
@@ -158,7 +167,7 @@ class PeerRegistry:
             self.weight_lineage.record(scheduler.identity.weights, new.weights, new.weights_path or new.path)
         starts = scheduler.identity is None or scheduler.outdated
         scheduler.outdated = starts and self.weight_lineage.latest(new.weights) != new.weights
-        scheduler.limits, scheduler.identity, scheduler.software = ready.limits, ready.identity, ready.software
+        scheduler.limits, scheduler.identity, scheduler.software = known_limits(ready.limits), new, ready.software
         return True
 
     def detokenizer_ready(self, peer: str) -> None:
@@ -190,7 +199,12 @@ class PeerRegistry:
         ]
 
     def able_schedulers(self, state: RequestState) -> list[SchedulerPeer]:
-        """Return schedulers that can run a request: those with its weights, else those with their successor."""
+        """Return schedulers that can run a request: those with its weights, else those with their successor.
+
+        For an image or sound, return those that encode in its form.
+        """
+        if state.encodes is not None:
+            return [each for each in self.schedulers.values() if each.ready and each.encoder == state.encodes]
         weights, adapters = state.model.identity.weights, state.lora is not None
         media = state.model.limits if state.frames else None
         for each in dict.fromkeys([weights, self.weight_lineage.latest(weights)]):
@@ -202,5 +216,13 @@ class PeerRegistry:
         return [each for each in self.detokenizers.values() if each.ready]
 
 
-def _forms(limits: ModelLimits) -> tuple[ImageFormat | None, AudioFormat | None, SoundFormat | None]:
-    return limits.images, limits.audio, limits.sounds
+def known_limits(limits: ModelLimits) -> ModelLimits:
+    """Return limits with the form of images or sounds in its usual place also where embeddings are taken."""
+    form = limits.embeddings
+    return limits if form is None else structs.replace(limits, images=form.images, sounds=form.sounds)
+
+
+def _forms(
+    limits: ModelLimits,
+) -> tuple[ImageFormat | None, AudioFormat | None, SoundFormat | None, EmbeddingForm | None]:
+    return limits.images, limits.audio, limits.sounds, limits.embeddings

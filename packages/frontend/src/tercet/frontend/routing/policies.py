@@ -14,6 +14,9 @@ BALANCE_REL_THRESHOLD = 1.5
 `BALANCE_REL_THRESHOLD` times as many, or if choices wait for a slot there while the least loaded one has free slots."""
 IDLE_FACTOR = 4
 """Beside an idle scheduler, one is overloaded that has so many times the tokens that the idle one lacks."""
+BUSY_IMAGES = 4
+"""An encoder has much work if it has `BALANCE_REL_THRESHOLD` times the tokens of the least loaded one, and so many
+images of the present one's size beside."""
 CACHE_THRESHOLD = 0.1
 """Minimum share of a prompt that must match a scheduler's prefixes for the cache to decide its routing."""
 HASHED_TOKENS = 32
@@ -34,6 +37,10 @@ class Routed(Protocol):
     def prompt_tokens(self) -> int: ...
     @property
     def salt(self) -> str: ...
+    @property
+    def content(self) -> bytes:
+        """Return the hash of an image or sound to encode; empty for other requests."""
+        ...
 
 
 class RoutingPolicy(Protocol):
@@ -76,6 +83,23 @@ class LeastLoaded(RoundRobin):
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
         """Sort by tokens; ties rotate."""
         return sorted(super().order(request, schedulers), key=lambda each: each.tokens)
+
+
+class ByContent(LeastLoaded):
+    """Policy for encoders: equal images of a namespace go to one (rendezvous hashing), which may have them encoded.
+
+    If that one has much work, and for inputs of text, the least loaded one is preferred.
+    """
+
+    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
+        """Sort by the hash of namespace and content, or by load."""
+        by_load = super().order(request, schedulers)
+        if not request.content:
+            return by_load
+        hashed = request.salt.encode() + request.content
+        chosen = sorted(by_load, key=lambda each: _rank(hashed, each.peer))
+        most = BALANCE_REL_THRESHOLD * by_load[0].tokens + BUSY_IMAGES * request.prompt_tokens
+        return by_load if chosen[0].tokens > most else chosen
 
 
 class PowerOfTwo(RoundRobin):

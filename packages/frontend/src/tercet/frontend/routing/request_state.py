@@ -9,6 +9,9 @@ import msgspec
 from tercet.frontend.errors import ApiError, RequestAbortedError
 from tercet.frontend.http.trace_context import current_trace_id
 from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.embedding_form import EmbeddingForm
+from tercet.protocol.messages.encodings import EncodeMediaReq
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LoRAAdapter, PrefillChunk
 
@@ -79,8 +82,10 @@ class RequestState(ABC):
         self.first_token_at: float | None = None
         self.ended_at: float | None = None
         """Time of the last token or of the vector; None if the request failed."""
-        self.frames: Sequence[bytes] = ()
-        """Raw frames of the message: arrays of images, or the samples of an audio clip."""
+        self.frames: Sequence[Frame] = ()
+        """Raw frames of the message: arrays or embeddings of images, or the samples of an audio clip."""
+        self.encodes: EmbeddingForm | None = None
+        """Form of the embeddings of an image or sound; None for requests that no encoder of these gets."""
         self.trace_id = current_trace_id()
         """Trace in hex, if one is recorded."""
         self.refused = False
@@ -104,6 +109,11 @@ class RequestState(ABC):
     def salt(self) -> str:
         """Return the cache salt; only requests with equal salts share cached prefixes."""
         return ""
+
+    @property
+    def content(self) -> bytes:
+        """Return the hash of an image or sound to encode; empty for other requests."""
+        return b""
 
     @property
     def has_text(self) -> bool:
@@ -160,7 +170,7 @@ class RequestState(ABC):
     @abstractmethod
     def message(
         self, attempt: int, detokenizer: str, *, exclusive: bool = False, deferred: bool = False
-    ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
+    ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | EncodeMediaReq:
         """Return the message for a scheduler."""
 
     def dispatched(self, scheduler: str, detokenizer: str, now: float, *, exclusive: bool = False) -> None:

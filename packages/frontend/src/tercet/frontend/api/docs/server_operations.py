@@ -53,6 +53,7 @@ _SERVER = {
             "ready": True,
             "phase": "step",
             "model": "embedded",
+            "encoder": False,
             "load": _SCHEDULER_LOAD,
         }
     ],
@@ -77,6 +78,7 @@ _STATUS = {
             "steps": 17,
             "step_age": 0.01,
             "step_seconds": 0.2,
+            "encoder": False,
             "load": _SCHEDULER_LOAD,
             "choices": [
                 {

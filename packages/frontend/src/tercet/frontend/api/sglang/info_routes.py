@@ -74,6 +74,7 @@ class InfoRoutes:
                     "ready": each.ready,
                     "phase": each.heartbeat.phase,
                     "model": each.limits.model if each.limits else None,
+                    "encoder": each.encoder is not None,
                     "load": {name: getattr(each.load, name) for name in each.load.__struct_fields__},
                 }
                 for each in fleet.schedulers.values()

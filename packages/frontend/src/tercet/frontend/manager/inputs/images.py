@@ -23,6 +23,7 @@ from tercet.frontend.media.prompt_media import (
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.audio import SoundInput
+from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.media import ImageFormat, ImageInput
 
 _AT_ONCE = 4
@@ -31,10 +32,11 @@ MAX_ARRAY_BYTES = 268_435_456
 
 
 class PlacedImage(msgspec.Struct, frozen=True):
-    """Image or sound with its place in a prompt, and its array."""
+    """Image or sound with its place in a prompt."""
 
     place: Place
-    array: bytes
+    array: Frame
+    """Its array, or its embeddings."""
 
 
 async def tokenize(decoders: Decoders, prompt: Prompt, model: ServedModel) -> list[int]:

@@ -186,7 +186,7 @@ function showCards(box, parts) {
 /** Return a card for each model: its schedulers together. */
 function modelCards({ models, schedulers }) {
   return models.map(({ name, context_length: context }) => {
-    const own = schedulers.filter((each) => each.model === name), ready = own.filter((each) => each.state === "ready").length;
+    const own = schedulers.filter((each) => each.model === name && !each.encoder), ready = own.filter((each) => each.state === "ready").length;
     const all = (count) => own.reduce((sum, each) => sum + count(each), 0);
     const pages = ["pages_total", "pages_free"].map((field) => all(({ load }) => load[field]));
     return {
@@ -204,13 +204,13 @@ function modelCards({ models, schedulers }) {
   });
 }
 
-function schedulerCard({ peer, state, model, phase, step_age: age, load, rate }) {
+function schedulerCard({ peer, state, model, encoder, phase, step_age: age, load, rate }) {
   const busy = phase === "step" && age > 1 ? `, step of ${seconds(age)}` : "";
   return {
     peer, state: state === "ready" ? phase : state,
     pages: load.pages_total ? [["used", load.pages_total - load.pages_free - load.pages_cached, "of requests"], ["cached", load.pages_cached, "in the prefix cache"], ["free", load.pages_free, "free"]] : [],
     facts: [
-      ["model", model || "–"],
+      [encoder ? "encodes for" : "model", model || "–"],
       ["output", `${number(rate.output)} tokens/s`],
       ["running", load.slots_total ? `${number(load.running)} of ${number(load.slots_total)}` : number(load.running)],
       ["waiting", number(load.queued)],
