@@ -199,3 +199,36 @@ def test_offline_use_has_no_frontend_process() -> None:
 def test_what_the_supervisor_decides_cannot_be_handed_down(name: str) -> None:
     with pytest.raises(ConfigError, match=name.replace("_", "-")):
         local_parts(ServeConfig(frontend_extra={name: "1"}), Path("/run/x"))
+
+
+def test_encoders_are_schedulers_beside_those_of_the_language_model() -> None:
+    config = ServeConfig(
+        model="m",
+        serve=ServeOptions(dp_size=2, encoders=2),
+        scheduler=SchedulerOptions(dtype="float32", threads=3, tensor_parallel_size=2, kv_cache_bytes="2GiB"),
+    )
+    parts = {part.name: part for part in local_parts(config, Path("/run/x"))}
+    assert list(parts) == [*(f"scheduler-{number}" for number in range(4)), "detokenizer-0", "frontend-0"]
+    assert [part.role for part in parts.values()][:4] == [Role.SCHEDULER] * 4
+    assert ["--language-only" in parts[f"scheduler-{number}"].command for number in range(4)] == [True] * 2 + [
+        False
+    ] * 2
+    assert "--device=auto:2" in parts["scheduler-1"].command
+    assert parts["scheduler-3"].command == (
+        *(sys.executable, "-m", "tercet.scheduler", "--model=m", "--encoder-only"),
+        *("--dtype=float32", "--threads=3", "--device=auto:5"),
+    )
+    shared = replace(config, scheduler_extra={"device": "cuda:0"})
+    assert "--device=cuda:0" in local_parts(shared, Path("/run/x"))[3].command
+    assert not any("only" in word for part in local_parts(ServeConfig(), Path("/run/x")) for word in part.command)
+
+
+def test_the_halves_of_a_model_are_refused_one_by_one() -> None:
+    for name in ("encoder-only", "language_only"):
+        with pytest.raises(ConfigError, match="with --encoders N"):
+            ServeConfig(scheduler_extra={name: "true"})
+    several = SchedulerOptions(nnodes=2, dist_init_addr="10.0.0.1:5")
+    with pytest.raises(ConfigError, match="--encoders 1: a model on several hosts"):
+        ServeConfig(serve=ServeOptions(encoders=1), scheduler=several)
+    with pytest.raises(ConfigError, match="--encoders must be 0 to 64, not -1"):
+        ServeOptions(encoders=-1)

@@ -65,6 +65,8 @@ class ServeOptions:
     """Port to listen on; 0 takes any that is free."""
     dp_size: int = 1
     """Scheduler processes, each with its own copy of the model, unless --enable-dp-attention is given."""
+    encoders: int = 0
+    """Scheduler processes that only encode images or sounds; the others then have no tower (--language-only)."""
     detokenizer_workers: int = 1
     """Detokenizer processes."""
     frontend_workers: int = 1
@@ -92,6 +94,8 @@ class ServeOptions:
         for option in ("dp_size", "detokenizer_workers", "frontend_workers"):
             if not 1 <= (number := getattr(self, option)) <= _PARTS_AT_MOST:
                 raise ConfigError(f"--{option.replace('_', '-')} must be 1 to {_PARTS_AT_MOST}, not {number}")
+        if not 0 <= self.encoders <= _PARTS_AT_MOST:
+            raise ConfigError(f"--encoders must be 0 to {_PARTS_AT_MOST}, not {self.encoders}")
         if self.memory and not self.dry_run:
             raise ConfigError("--memory is for --dry-run: --kv-cache-bytes or --mem-fraction-static sizes the KV cache")
         if self.memory:
@@ -246,6 +250,7 @@ class ServeConfig:
         if not self.model or self.model.startswith("-"):
             raise ConfigError(f"MODEL must be a directory or a Hugging Face name, not {self.model!r}")
         self._check_data_parallel()
+        self._check_encoders()
         if self.frontend.lora and self.scheduler.max_loras == 0:
             raise ConfigError("--lora has no use with --max-loras 0")
         for extra in (self.frontend_extra, self.scheduler_extra, self.detokenizer_extra):
@@ -260,6 +265,14 @@ class ServeConfig:
             )
         if self.schedulers > 1 and self.several_hosts:
             raise ConfigError(f"--dp-size {size}: a model on several hosts has one scheduler, so far")
+
+    def _check_encoders(self) -> None:
+        """Refuse encoders for a model whose towers they could not be."""
+        if self.serve.encoders and self.several_hosts:
+            raise ConfigError(f"--encoders {self.serve.encoders}: a model on several hosts has one scheduler, so far")
+        for name in ("encoder-only", "language-only"):
+            if name in {each.replace("_", "-") for each in self.scheduler_extra}:
+                raise ConfigError(f"--{name} is for one scheduler: `tercet serve` starts both kinds with --encoders N")
 
     @property
     def schedulers(self) -> int:

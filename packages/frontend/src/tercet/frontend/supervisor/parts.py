@@ -45,6 +45,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
                 *config.scheduler.flags(),
                 *_lora_flags(config),
                 *_device_flags(config, number),
+                *(["--language-only"] if config.serve.encoders else []),
                 *([f"--data-parallel-rank={number}"] if config.schedulers > 1 else []),
                 *extra_flags(config.scheduler_extra),
             ),
@@ -53,6 +54,14 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     ]
     if config.scheduler.node_rank:
         return parts
+    parts += [
+        LaunchSpec(
+            supervised_id(Role.SCHEDULER, config.schedulers + number),
+            Role.SCHEDULER,
+            (*module, "tercet.scheduler", f"--model={config.model}", *_encoder_flags(config, number)),
+        )
+        for number in range(config.serve.encoders)
+    ]
     parts += [
         LaunchSpec(
             supervised_id(Role.DETOKENIZER, number),
@@ -108,11 +117,28 @@ def frontend_flags(config: ServeConfig) -> list[str]:
 
 def _device_flags(config: ServeConfig, number: int) -> list[str]:
     """Return the flag that gives each of several schedulers its own GPUs, unless a device was configured."""
-    if config.schedulers == 1 or "device" in config.scheduler_extra:
+    if config.schedulers + config.serve.encoders == 1 or "device" in config.scheduler_extra:
         return []
-    options = config.scheduler
-    ranks = (options.tensor_parallel_size or 1) * (options.pipeline_parallel_size or 1)
-    return [f"--device=auto:{number * ranks}"]
+    return [f"--device=auto:{number * _ranks(config)}"]
+
+
+def _ranks(config: ServeConfig) -> int:
+    """Return the processes of a scheduler."""
+    return (config.scheduler.tensor_parallel_size or 1) * (config.scheduler.pipeline_parallel_size or 1)
+
+
+def _encoder_flags(config: ServeConfig, number: int) -> list[str]:
+    """Return the options of a scheduler that only encodes: those that it shares with the others, and its own GPU.
+
+    GPUs of encoders come after those of the schedulers.
+    """
+    own = {
+        "dtype": config.scheduler.dtype,
+        "threads": config.scheduler.threads,
+        "max-queued-requests": config.scheduler_extra.get("max-queued-requests"),
+        "device": config.scheduler_extra.get("device", f"auto:{config.schedulers * _ranks(config) + number}"),
+    }
+    return ["--encoder-only", *(f"--{name}={value}" for name, value in own.items() if value is not None)]
 
 
 def _lora_flags(config: ServeConfig) -> list[str]:
