@@ -207,6 +207,18 @@ async def test_failures_of_encoders_are_told_to_the_client(served: Served, encod
     assert encoding.engine.requests() == []
 
 
+@pytest.mark.parametrize("limit", [{"recovery_timeout": 0.2}, {"max_waiting": 0}])
+async def test_an_image_without_an_encoder_gets_a_503_in_time(
+    encoding: Encoding, http_of: HttpOf, limit: dict[str, Any]
+) -> None:
+    async with serving(encoding.engine, **limit) as served:
+        answer = await http_of(served).post("/v1/chat/completions", json=body(CAT))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (await http_of(served).post("/v1/chat/completions", json=body())).status_code == 200, "text needs none"
+        await served.until_idle()
+    assert encoding.engine.requests()[0].images == []
+
+
 async def test_embeddings_of_another_size_are_dropped(served: Served, encoding: Encoding, http_of: HttpOf) -> None:
     encoding.answers = False
     encoding.up("encoder-0")
