@@ -1,5 +1,7 @@
 """Images: decoding beside transformers' image processor, memory over 1,000 images, and text beside images.
 
+Text beside images is measured with whole schedulers, and with an encoder of its own.
+
 Decoding is measured in this process by the function that a helper runs, and through a helper. The server has a tiny
 random Gemma 3 that takes images of 896 x 896 pixels, as the real one does, in larger patches.
 """
@@ -115,6 +117,8 @@ class Clients:
         self._http = httpx2.AsyncClient(base_url=server.url, timeout=120)
         self._model = server.model()
         self.tokens = self.images = 0
+        self.image_seconds: list[float] = []
+        """Time of each answer about an image."""
 
     async def text(self, number: int) -> None:
         """Ask for a text."""
@@ -127,7 +131,9 @@ class Clients:
         file = await asyncio.to_thread(lambda: saved(photo(1000, 1000, number), "JPEG", quality=90))
         content = [{"type": "image_url", "image_url": {"url": data_url(file, "image/jpeg")}}]
         messages = [{"role": "user", "content": content}]
+        began = time.perf_counter()
         await self._post("/v1/chat/completions", {"model": self._model, "messages": messages, "max_tokens": 4})
+        self.image_seconds.append(time.perf_counter() - began)
         self.images += 1
 
     async def close(self) -> None:
@@ -162,9 +168,9 @@ async def memory(parts: Parts) -> list[Measured]:
     return rows
 
 
-async def throughput(server: Server) -> list[Measured]:
-    """Return tokens a second of texts alone, and beside images."""
-    rates = []
+async def throughput(server: Server, kind: str) -> list[Measured]:
+    """Return tokens a second of texts alone, and beside images. `kind` names the server in the rows."""
+    rates, seconds = [], 0.0
     for beside in (0, IMAGE_CLIENTS):
         clients, end = Clients(server), time.perf_counter() + SECONDS
 
@@ -178,11 +184,13 @@ async def throughput(server: Server) -> list[Measured]:
         await asyncio.gather(*texts, *(repeat(clients.image, 10_000 * (each + 1)) for each in range(beside)))
         await clients.close()
         rates.append((clients.tokens / SECONDS, clients.images / SECONDS))
+        seconds = median(clients.image_seconds or [0.0])
     (alone, _), (tokens, images) = rates
     return [
-        (f"texts of {TEXT_CLIENTS} clients alone", alone, "tokens/s", None),
-        (f"the same beside {IMAGE_CLIENTS} clients with images of 1 MP", tokens, "tokens/s", None),
-        ("images meanwhile", images, "1/s", None),
+        (f"{kind}: texts of {TEXT_CLIENTS} clients alone", alone, "tokens/s", None),
+        (f"{kind}: the same beside {IMAGE_CLIENTS} clients with images of 1 MP", tokens, "tokens/s", None),
+        (f"{kind}: images meanwhile", images, "1/s", None),
+        (f"{kind}: median time of an answer of 4 tokens about an image", 1000 * seconds, "ms", None),
     ]
 
 
@@ -194,7 +202,12 @@ def rows() -> Iterator[Measured]:
         server = Server(str(directory), "--kv-cache-bytes", "64MiB").wait()
         try:
             with watched(server) as parts:
-                yield from asyncio.run(throughput(server))
+                yield from asyncio.run(throughput(server, "whole schedulers"))
                 yield from asyncio.run(memory(parts))
+        finally:
+            server.stop()
+        server = Server(str(directory), "--kv-cache-bytes", "64MiB", "--encoders", "1").wait()
+        try:
+            yield from asyncio.run(throughput(server, "an encoder of its own"))
         finally:
             server.stop()
