@@ -11,7 +11,6 @@ pytest.importorskip("PIL")
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
-from tercet.protocol.messages.media import ImageInput
 from tercet.scheduler.core.embedding.media_inputs import EncodeMediaPlan
 from tercet.scheduler.executor.media.tower_worker import TowerWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -40,11 +39,7 @@ class SplitRun(Run):
         return Prompt(plain.ids, [msgspec.structs.replace(each, array=self._embedded(each)) for each in plain.images])
 
     def _embedded(self, placed: Any) -> bytes:
-        place = placed.place
-        height, width = (place.height, place.width) if isinstance(place, ImageInput) else (0, 0)
-        samples = 0 if height else place.samples
-        array = memoryview(placed.array)
-        plan = EncodeMediaPlan(step=0, height=height, width=width, samples=samples, array=array)
+        plan = EncodeMediaPlan(step=0, media=placed.place, array=memoryview(placed.array))
         result = self.encoder.submit(plan).result()
         assert result.failure == ""
         return result.embeddings

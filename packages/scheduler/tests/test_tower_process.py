@@ -64,7 +64,9 @@ def test_an_encoder_gives_embeddings_and_takes_no_text(start: Callable[..., Any]
     assert (ready.limits, ready.identity) == (None, None), "other frontends route nothing to it"
     form = ready.encoder
     assert (form.width, form.dtype) == (64 * 3, "float32"), "two layers of deepstack follow the last one"
-    asked = EncodeMediaReq(rid="i", attempt=0, sha256=SHA256, height=HEIGHT, width=WIDTH)
+    asked = EncodeMediaReq(
+        rid="i", attempt=0, image=ImageInput(sha256=SHA256, height=HEIGHT, width=WIDTH, first=0, tokens=6)
+    )
     for rid in ("i", "again"):
         frontend.node.send("scheduler-0", msgspec.structs.replace(asked, rid=rid), ARRAY)
     frames: dict[str, bytes] = {}

@@ -112,8 +112,9 @@ async def test_embeddings_take_the_place_of_arrays(served: Served, encoding: Enc
     [(request, frames)] = dispatched(encoding)
     cat, dog = map(embeddings, ARRAYS)
     assert (request.embedded, frames) == (True, [cat, dog, cat])
-    assert [each.sha256 for each in request.images] == [encoding.asked[place][1].sha256 for place in (0, 1, 0)]
-    assert {(each.height, each.width, each.samples) for _, each, _ in encoding.asked} == {(2, 6, 0)}
+    asked = [each.image for _, each, _ in encoding.asked if each.image is not None]
+    assert [each.sha256 for each in request.images] == [asked[place].sha256 for place in (0, 1, 0)]
+    assert {(each.height, each.width) for each in asked} == {(2, 6)}
     assert {peer for peer, message in encoding.engine.sent if isinstance(message, TokenizedGenerateReqInput)} == {
         "scheduler-0"
     }

@@ -197,10 +197,8 @@ MESSAGES: list[m.Message] = [
     EncodeMediaReq(
         rid="r3",
         attempt=1,
-        sha256=b"\x0f" * 32,
-        height=28,
-        width=56,
-        samples=640,
+        image=ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2),
+        sound=SoundInput(sha256=b"\x0f" * 32, samples=640, first=1, tokens=1),
         cache_salt="tenant",
         priority=-1,
         exclusive=True,

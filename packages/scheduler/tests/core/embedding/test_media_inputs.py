@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol.messages.audio import SoundFormat
+from tercet.protocol.messages.audio import SoundFormat, SoundInput
 from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.encodings import EncodedMedia, EncodeMediaReq
-from tercet.protocol.messages.media import ImageFormat, PixelRange
+from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange
 from tercet.protocol.messages.messages import (
     AbortReq,
     ControlReply,
@@ -37,10 +37,18 @@ SOUNDS = SoundFormat(rate=100, hop=2, samples=40, marker="<sound>", token="<soun
 FORM = EmbeddingForm(width=4, dtype="bfloat16", tower="t", images=IMAGES)
 
 
-def received(number: int, rid: str = "", *, height: int = 2, width: int = 4, **more: Any) -> MediaReceived:
+def sound(samples: int) -> SoundInput:
+    return SoundInput(sha256=bytes(32), samples=samples, first=0, tokens=0)
+
+
+def received(
+    number: int, rid: str = "", *, height: int = 2, width: int = 4, sha256: bytes = b"", **more: Any
+) -> MediaReceived:
     """Return an image whose array is of one number, under its number or another rid."""
     array = bytes([number]) * (3 * height * width)
-    given = {"attempt": 0, "sha256": hashlib.sha256(array).digest(), "height": height, "width": width, **more}
+    sha256 = sha256 or hashlib.sha256(array).digest()
+    image = ImageInput(sha256=sha256, height=height, width=width, first=0, tokens=0)
+    given = {"attempt": 0, "image": image, **more}
     return MediaReceived(EncodeMediaReq(rid=rid or str(number), **given), (memoryview(array),))
 
 
@@ -65,7 +73,9 @@ class Run:
         return plan
 
     def commit(self, plan: EncodeMediaPlan, failure: str = "") -> None:
-        size = self.form.frame_bytes(plan.height * plan.width // 4 if plan.height else SOUNDS.embeddings(plan.samples))
+        media = plan.media
+        count = media.height * media.width // 4 if isinstance(media, ImageInput) else SOUNDS.embeddings(media.samples)
+        size = self.form.frame_bytes(count)
         made = b"" if failure else bytes([plan.array[0]]) * size
         self._take(self.core.commit(EncodeMediaResult(step=plan.step, embeddings=made, failure=failure)))
 
@@ -136,8 +146,9 @@ def test_tenants_take_turns() -> None:
     [
         ("invalid_request", received(1, height=3)),
         ("invalid_request", received(1, height=0)),
-        ("invalid_request", received(1, samples=12)),
-        ("invalid_request", received(1, height=0, width=0, samples=12)),
+        ("invalid_request", received(1, sound=sound(12))),
+        ("invalid_request", received(1, image=None)),
+        ("invalid_request", received(1, image=None, sound=sound(12))),
         ("invalid_request", received(1, height=2, width=40)),
         ("invalid_request", received(1, sha256=b"short")),
         ("invalid_request", received(1, attempt=-1)),
@@ -159,7 +170,7 @@ def test_other_inputs_are_refused_with_a_reason(code: str, wrong: CoreMessage) -
 
 def test_sounds_have_embeddings_by_their_samples() -> None:
     run = Run(EmbeddingForm(width=4, dtype="float32", tower="t", sounds=SOUNDS))
-    asked = EncodeMediaReq(rid="s", attempt=0, sha256=bytes(32), samples=20)
+    asked = EncodeMediaReq(rid="s", attempt=0, sound=sound(20))
     run.send(MediaReceived(asked, (memoryview(b"\5" * 40),)), received(1))
     assert [type(message) for message in run.out] == [Rejected], "this model hears and does not see"
     assert run.run() == [5]

@@ -8,6 +8,7 @@ from tercet.frontend.manager.req_state import Verdict
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.request_state import RequestState, SingleWaiterEvent
+from tercet.protocol.messages.audio import SoundInput
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.encodings import EncodedMedia, EncodeMediaReq
@@ -33,7 +34,7 @@ class EncodingState(RequestState):
         self.encodes = self._form = form
         self._place = placed.place
         self._request = request
-        self.prompt_tokens = embeddings_of(placed, form)
+        self.prompt_tokens = form.embeddings(placed.place)
 
     @property
     def has_text(self) -> bool:
@@ -102,25 +103,14 @@ class EncodingState(RequestState):
         deferred: bool = False,
     ) -> EncodeMediaReq:
         place, options = self._place, self._request.options
-        height, width = (place.height, place.width) if isinstance(place, ImageInput) else (0, 0)
         return EncodeMediaReq(
             rid=self.rid,
             attempt=attempt,
-            sha256=place.sha256,
-            height=height,
-            width=width,
-            samples=0 if isinstance(place, ImageInput) else place.samples,
+            image=place if isinstance(place, ImageInput) else None,
+            sound=place if isinstance(place, SoundInput) else None,
             cache_salt=options.cache_salt,
             priority=options.priority,
             exclusive=exclusive,
             deferred=deferred,
             tenant=self._request.tenant,
         )
-
-
-def embeddings_of(placed: PlacedImage, form: EmbeddingForm) -> int:
-    """Return the number of embeddings of an image or sound."""
-    place = placed.place
-    if isinstance(place, ImageInput):
-        return form.images.embeddings(place.height, place.width) if form.images is not None else 0
-    return form.sounds.embeddings(place.samples) if form.sounds is not None else 0

@@ -6,7 +6,7 @@ from secrets import randbits
 from msgspec import structs
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.encoding_state import EncodingState, embeddings_of
+from tercet.frontend.manager.encoding_state import EncodingState
 from tercet.frontend.manager.inputs.images import PlacedImage, placed_images
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
@@ -70,7 +70,7 @@ class Encodings:
         key = _key(placed, request)
         if key in self._states:
             return
-        self._bytes += self._form.frame_bytes(embeddings_of(placed, self._form))
+        self._bytes += self._form.frame_bytes(self._form.embeddings(placed.place))
         if self._bytes > MAX_EMBEDDING_BYTES:
             message = f"The embeddings of a request's images take more than {MAX_EMBEDDING_BYTES} bytes."
             raise BadRequestError(message, param=request.prompt.param, code="invalid_image")

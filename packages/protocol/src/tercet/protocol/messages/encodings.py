@@ -1,5 +1,7 @@
 """Images and sounds that go to a scheduler with the tower alone. Since 1.1; not every process decodes these."""
 
+from tercet.protocol.messages.audio import SoundInput
+from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import Message
 from tercet.protocol.messages.values import FinishReason
 
@@ -12,19 +14,20 @@ class EncodeMediaReq(Message, frozen=True, kw_only=True):
 
     rid: str
     attempt: int
-    sha256: bytes
-    """Hash of the array, as in ImageInput or SoundInput."""
-    height: int = 0
-    width: int = 0
-    """Size of an image; 0 for a sound."""
-    samples: int = 0
-    """Samples of a sound; 0 for an image."""
+    image: ImageInput | None = None
+    sound: SoundInput | None = None
+    """One of the two. Its place in a prompt has no meaning."""
     cache_salt: str = ""
     priority: int = 0
     exclusive: bool = False
     deferred: bool = False
     tenant: str = ""
     """The last five are as in TokenizedGenerateReqInput."""
+
+    @property
+    def media(self) -> ImageInput | SoundInput | None:
+        """Return the image or the sound; None for neither or both."""
+        return (self.image or self.sound) if self.image is None or self.sound is None else None
 
 
 class EncodedMedia(Message, frozen=True, kw_only=True):

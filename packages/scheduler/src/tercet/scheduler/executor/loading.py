@@ -224,7 +224,7 @@ def load_images(
         model = sounds or images
         assert model is not None
         form = embedding_form(model, config, options.model, options.weights)
-        return LoadedEmbeddings(model, form, (lambda array: array.to(device)) if here else None, shared)
+        return LoadedEmbeddings(model, form, (lambda array, *_: array.to(device)) if here else None, shared)
 
     def tower(model: TowerModel[TowerT]) -> TowerT | None:
         if not here:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from tercet.protocol.backlog import Outgoing
+from tercet.protocol.messages.audio import SoundInput
 from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.encodings import EncodedMedia, EncodeMediaReq
+from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import Message
 from tercet.protocol.messages.values import FinishReason, FinishType
 from tercet.scheduler.core.embedding.inputs import Received
@@ -25,15 +27,10 @@ _HASH_BYTES = 32
 
 
 class EncodeMediaPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of one step: an image or a sound.
-
-    A sound has no height and width, and an image no samples.
-    """
+    """Plan of one step: an image or a sound."""
 
     step: int
-    height: int
-    width: int
-    samples: int
+    media: ImageInput | SoundInput
     array: memoryview
 
 
@@ -98,18 +95,21 @@ class MediaInputs:
                 return "invalid_request", f"the {name} has {len(given)} characters; {LONGEST_NAME} are allowed"
         if not 0 <= request.attempt <= INT32 or not -INT32 - 1 <= request.priority <= INT32:
             return "invalid_request", "the attempt or the priority is out of range"
-        if len(request.sha256) != _HASH_BYTES:
-            return "invalid_request", "the hash has not 32 bytes"
+        media = request.media
+        if media is None or len(media.sha256) != _HASH_BYTES:
+            return "invalid_request", "there is no image or sound with a hash of 32 bytes"
         sizes = [frame.nbytes for frame in message.frames]
-        if not self._embeddings(request) > 0 or sizes != [self._array_bytes(request)]:
+        if not self._embeddings(media) > 0 or sizes != [media.array_bytes]:
             return "invalid_request", "the array has a size that the model does not take"
         return None
 
     def req(self, message: Received, frontend: str, arrival: int, at: float) -> EmbeddingReq:
         assert isinstance(message, MediaReceived)
         request, array = message.request, next(iter(message.frames), memoryview(b""))
-        content = request.sha256, request.cache_salt
-        return EmbeddingReq(request, content, self._embeddings(request), frontend, arrival, at, array)
+        media = request.media
+        content = b"" if media is None else media.sha256, request.cache_salt
+        count = 0 if media is None else self._embeddings(media)
+        return EmbeddingReq(request, content, count, frontend, arrival, at, array)
 
     def known(self, req: EmbeddingReq) -> bytes | None:
         """Return the embeddings of an equal input that are kept, or None."""
@@ -136,13 +136,8 @@ class MediaInputs:
         [req] = reqs
         request = req.request
         assert isinstance(request, EncodeMediaReq)
-        return EncodeMediaPlan(
-            step=step,
-            height=request.height,
-            width=request.width,
-            samples=request.samples,
-            array=req.array,
-        )
+        assert request.media is not None
+        return EncodeMediaPlan(step=step, media=request.media, array=req.array)
 
     def results(self, result: EncodeMediaResult, step: int, reqs: Sequence[EmbeddingReq]) -> list[bytes | FinishReason]:
         [req] = reqs
@@ -154,15 +149,8 @@ class MediaInputs:
     def answers(self) -> MediaAnswers:
         return MediaAnswers()
 
-    def _embeddings(self, request: EncodeMediaReq) -> int:
+    def _embeddings(self, media: ImageInput | SoundInput) -> int:
         """Return the number of embeddings; 0 for a size that the model does not take."""
-        images, sounds = self.form.images, self.form.sounds
-        if images is not None and not request.samples and images.fits(request.height, request.width):
-            count = images.embeddings(request.height, request.width)
-            return count if count <= images.max_tokens else 0
-        if sounds is not None and not (request.height or request.width) and sounds.fits(request.samples):
-            return sounds.embeddings(request.samples)
-        return 0
-
-    def _array_bytes(self, request: EncodeMediaReq) -> int:
-        return 2 * request.samples if request.samples else 3 * request.height * request.width
+        count = self.form.embeddings(media)
+        images = self.form.images
+        return 0 if isinstance(media, ImageInput) and images is not None and count > images.max_tokens else count

@@ -9,7 +9,6 @@ import torch
 
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.embedding_form import EmbeddingForm
-from tercet.protocol.messages.media import ImageInput
 from tercet.scheduler.core.images import Input
 from tercet.scheduler.core.plan import PlannedImage, excess_tokens
 from tercet.scheduler.executor.media.images import MOST_ARRAY_BYTES, ArrayStore
@@ -38,7 +37,7 @@ class LoadedEmbeddings(NamedTuple):
 
     model: ImageModel | SoundModel
     form: EmbeddingForm
-    tower: Callable[[torch.Tensor], torch.Tensor] | None
+    tower: Callable[..., torch.Tensor] | None
     shared: Embeddings | None = None
     """With several ranks."""
 
@@ -61,8 +60,9 @@ class EmbeddingStore(ArrayStore[torch.Tensor]):
 
     def add(self, images: Sequence[Input], frames: Sequence[Frame]) -> str:
         """Keep the embeddings of a request. Return a fault, or an empty text."""
-        sizes = [self._frame_bytes(each) for each in images]
-        if [memoryview(frame).nbytes for frame in frames] != sizes:
+        counts = [self._form.embeddings(each) for each in images]
+        sizes = [self._form.frame_bytes(count) for count in counts]
+        if not all(counts) or [memoryview(frame).nbytes for frame in frames] != sizes:
             return "the embeddings do not fit the images or sounds"
         return self.keep({each.sha256: frame for each, frame in zip(images, frames, strict=True)})
 
@@ -70,10 +70,3 @@ class EmbeddingStore(ArrayStore[torch.Tensor]):
         """Return embeddings [embeddings, width]. Raise KeyError if they were never added or are dropped."""
         flat = torch.from_numpy(np.frombuffer(self.frame(image.sha256), np.uint8).copy())
         return flat.view(self._dtype).view(-1, self._form.width)
-
-    def _frame_bytes(self, each: Input) -> int:
-        """Return the size of the embeddings of an input; -1 for one of the other kind."""
-        images, sounds = self._form.images, self._form.sounds
-        if isinstance(each, ImageInput):
-            return -1 if images is None else self._form.frame_bytes(images.embeddings(each.height, each.width))
-        return -1 if sounds is None else self._form.frame_bytes(sounds.embeddings(each.samples))

@@ -21,6 +21,7 @@ from tercet.protocol.messages.media import (
     FilledPixels,
     FixedSize,
     ImageFormat,
+    ImageInput,
     LongestEdge,
     PixelRange,
 )
@@ -109,8 +110,12 @@ class ImageStore(ArrayStore[torch.Tensor]):
 
     def array(self, image: PlannedImage) -> torch.Tensor:
         """Return an array, uint8 [height, width, 3]. Raise KeyError if it was never added or is dropped."""
-        flat = np.frombuffer(self.frame(image.sha256), np.uint8)
-        return torch.from_numpy(flat.copy()).view(image.height, image.width, 3)
+        return image_array(self.frame(image.sha256), image)
+
+
+def image_array(frame: Frame, image: PlannedImage | ImageInput) -> torch.Tensor:
+    """Return the array of an image, uint8 [height, width, 3], that arrived as a frame."""
+    return torch.from_numpy(np.frombuffer(frame, np.uint8).copy()).view(image.height, image.width, 3)
 
 
 class _Shown(NamedTuple):

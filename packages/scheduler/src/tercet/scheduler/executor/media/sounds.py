@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tercet.protocol.messages.codec import Frame
 from tercet.scheduler.core.plan import PlannedImage
 from tercet.scheduler.executor.media.images import ArrayStore
 from tercet.scheduler.executor.media.shared_embeddings import Embeddings
@@ -44,4 +45,9 @@ class SoundStore(ArrayStore[Samples]):
 
     def array(self, image: PlannedImage) -> Samples:
         """Return the samples of a sound. Raise KeyError if they were never added or are dropped."""
-        return np.frombuffer(self.frame(image.sha256), "<i2").astype(np.int16)
+        return samples_array(self.frame(image.sha256))
+
+
+def samples_array(frame: Frame) -> Samples:
+    """Return the samples of a sound that arrived as a frame."""
+    return np.frombuffer(frame, "<i2").astype(np.int16)

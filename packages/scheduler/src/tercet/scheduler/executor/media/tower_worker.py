@@ -3,19 +3,19 @@
 import logging
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.protocol.messages.embedding_form import EmbeddingForm
+from tercet.protocol.messages.media import ImageInput
 from tercet.scheduler.core.embedding.media_inputs import EncodeMediaPlan, EncodeMediaResult
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import SuppressOom, again, release_cached, require_memory
 from tercet.scheduler.executor.loading import load_images, reading_model, shape_of
 from tercet.scheduler.executor.media.embeddings import embedding_form
-from tercet.scheduler.executor.media.images import LoadedImages
-from tercet.scheduler.executor.media.sounds import LoadedSounds
+from tercet.scheduler.executor.media.images import LoadedImages, image_array
+from tercet.scheduler.executor.media.sounds import LoadedSounds, samples_array
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.shard import WHOLE
@@ -83,9 +83,8 @@ class TowerWorker:
     def _embeddings(self, plan: EncodeMediaPlan) -> torch.Tensor:
         """Return embeddings [embeddings, width] in memory of the host."""
         assert self._tower is not None
-        if plan.samples:
-            encoded = self._tower(np.frombuffer(plan.array, "<i2").astype(np.int16))
+        if isinstance(plan.media, ImageInput):
+            encoded = self._tower(image_array(plan.array, plan.media), *plan.media.original)
         else:
-            flat = torch.from_numpy(np.frombuffer(plan.array, np.uint8).copy())
-            encoded = self._tower(flat.view(plan.height, plan.width, 3))
+            encoded = self._tower(samples_array(plan.array))
         return encoded.to("cpu", self._dtype).contiguous()
