@@ -1,5 +1,6 @@
 """Images through official clients: the texts of transformers on the same files, and nothing of other API keys."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ import httpx
 import pytest
 import torch
 import transformers
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
 from openai import BadRequestError, OpenAI
+from pydantic import SecretStr
 
 pytest.importorskip("PIL")
 
@@ -180,6 +184,42 @@ def test_anthropics_client_gets_the_texts_of_transformers(
     result = {"role": "tool", "tool_call_id": CALL["id"], "content": [image(files[0])]}
     same = prompt_of(seeing, [looked[0], {"role": "assistant", "tool_calls": [CALL]}, result])
     assert [each.text for each in told.content] == [reference.answer(same, [files[0]])]
+
+
+def test_langchain_gets_the_texts_of_transformers(seeing: Server, reference: Reference, files: list[Path]) -> None:
+    _, expected = reference.chat(["What is ", files[0], "?"])
+    chat = ChatOpenAI(
+        model="seeing",
+        base_url=f"{seeing.url}/v1",
+        api_key=SecretStr("one"),
+        temperature=0,
+        max_completion_tokens=ANSWER,
+        max_retries=0,
+        timeout=60,
+    )
+    data = block(files[0])["source"]["data"]
+    for shown in (image(files[0]), {"type": "image", "base64": data, "mime_type": "image/png"}):
+        asked = [HumanMessage([text("What is "), shown, text("?")])]
+        assert chat.invoke(asked).content == expected
+        assert "".join(str(chunk.content) for chunk in chat.stream(asked)) == expected
+
+
+def test_the_body_of_open_webui_gets_the_text_of_transformers(
+    seeing: Server, reference: Reference, files: list[Path]
+) -> None:
+    _, expected = reference.chat(["What is this?", files[0]])
+    body = {
+        "stream": True,
+        "model": "seeing",
+        "messages": [{"role": "user", "content": [text("What is this?"), image(files[0])]}],
+        "stream_options": {"include_usage": True},
+        **GREEDY,
+    }
+    headers = {"authorization": "Bearer one"}
+    answer = httpx.post(f"{seeing.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+    *chunks, last = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == expected
+    assert last["usage"]["prompt_tokens_details"]["image_tokens"] == TOKENS
 
 
 def test_a_model_that_reads_text_only_refuses_the_part(client: OpenAI, model: str, files: list[Path]) -> None:
