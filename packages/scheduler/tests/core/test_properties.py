@@ -349,12 +349,12 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(overlap: int, extent:
         page_size=st.sampled_from([1, 4, 16]),
         pages=st.integers(12, 60),
         slots=st.integers(1, 8),
-        budget=st.integers(1, 40),
+        budget=st.one_of(st.integers(1, 8), st.integers(1, 40)),
         groups=st.integers(1, 2),
         adapters=st.integers(0, 3),
         spare_snapshots=st.one_of(st.none(), st.integers(0, 12)),
         window=st.one_of(st.none(), st.integers(1, 20)),
-        spare_window_pages=st.integers(0, 12),
+        spare_window_pages=st.one_of(st.just(0), st.integers(0, 12)),
     )
     def check(seed: int, **options: Any) -> None:
         chance = random.Random(seed)
@@ -384,18 +384,19 @@ def world_of(
     kind: type[World] = World,
     ranks: int = 1,
 ) -> World:
+    reserve, stages = chance.choice([0.0, 0.7]), 1
+    if overlap > 1 and spare_snapshots is None and ranks == 1:
+        stages = chance.choice([1, overlap]) if window is None else overlap
     pages = max(pages // page_size, 4)
     of_groups = [CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)]
     if window is not None:
-        least = window_pages(window, page_size, 1, max(budget, slots)) + max(0, overlap - 1) * -(-budget // page_size)
+        least = window_pages(window, page_size, 1, max(budget, slots), stages)
         of_groups.append(CacheGroup("window", least + spare_window_pages, window))
     capacity = msgspec.structs.replace(
         small_capacity(page_size=page_size, slots=slots, grammars="countdown", adapters=adapters),
         groups=of_groups,
         snapshots=None if spare_snapshots is None else slots + spare_snapshots,
     )
-    reserve = chance.choice([0.0, 0.7])
-    stages = chance.choice([1, overlap]) if overlap > 1 and spare_snapshots is None and ranks == 1 else 1
     config = CoreConfig(
         policy=policy,
         radix_cache=radix,

@@ -108,7 +108,7 @@ def test_a_group_too_small_for_a_window_is_refused() -> None:
     capacity, least = driver(0).core.capacity, window_pages(WINDOW, 4, 1, BUDGET)
     groups = [capacity.groups[0], CacheGroup("window", least - 1, WINDOW)]
     with pytest.raises(ValueError, match=f"{least - 1} pages do not hold a window of 16 tokens: {least} are needed"):
-        KVMemory(msgspec.structs.replace(capacity, groups=groups), radix_cache=True, step_tokens=BUDGET)
+        KVMemory(msgspec.structs.replace(capacity, groups=groups), CoreConfig(token_budget=BUDGET))
 
 
 def test_a_late_mask_at_the_end_of_a_page_gives_no_pages_to_other_tokens() -> None:
@@ -164,3 +164,17 @@ def test_pages_of_an_aborted_prompt_are_free_for_the_next_one() -> None:
     assert not run.core.memory.deferred_free
     run.send(AbortReq(rid="second"))
     assert cached_by(run, "third", [43] * 400, max_new_tokens=4) == 0
+
+
+@pytest.mark.parametrize(("budget", "window", "lengths"), [(15, 8, (134, 14)), (31, 3, (76, 1, 146))])
+def test_a_plan_in_each_pipeline_stage_finds_its_pages(budget: int, window: int, lengths: tuple[int, ...]) -> None:
+    groups = [CacheGroup("full", 800), CacheGroup("window", window_pages(window, 1, 1, budget, stages=2), window)]
+    shape = msgspec.structs.replace(small_capacity(page_size=1, slots=6, context_length=256), groups=groups)
+    run = Driver(shape, CoreConfig(token_budget=budget, stages=2, radix_cache=False), overlap=2)
+    messages = [
+        request(f"{number}", [1 + number] * length, max_new_tokens=40, ignore_eos=True)
+        for number, length in enumerate(lengths)
+    ]
+    run.send(*messages)
+    run.run()
+    assert all(run.output[message.rid, 0] == run.answer(message) for message in messages)

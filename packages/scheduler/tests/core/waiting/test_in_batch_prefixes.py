@@ -139,7 +139,7 @@ def test_to_compare_long_prompts_that_begin_alike_takes_no_time() -> None:
     cache.insert(reqs[0].salt, reqs[0].cache_key(len(head)), [list(range(len(head)))])
     for req in running:
         req.computed = len(head)
-    coming = InFlightPrefixes(running, KVMemory(small_capacity(page_size=1), radix_cache=True, step_tokens=1))
+    coming = InFlightPrefixes(running, KVMemory(small_capacity(page_size=1), CoreConfig()))
     began = time.process_time()
     assert not any(coming.is_worth_waiting(req, cache) for req in others)
     assert all(coming.is_worth_waiting(req, cache) for req in alike)

@@ -13,6 +13,7 @@ from tercet.scheduler.core.cache.prefix_cache import ChunkCache, Node, PageLists
 from tercet.scheduler.core.cache.state_cache import StateRadixCache
 from tercet.scheduler.core.cache.tree_changes import TreeObserver
 from tercet.scheduler.core.cache.window_cache import WindowRadixCache
+from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.places.choice_places import ChoicePlaces
 from tercet.scheduler.core.plan import Capacity, PageCopy, PageUpdate, Plan
 from tercet.scheduler.core.request import Req
@@ -23,7 +24,7 @@ from tercet.scheduler.core.window_pages import WindowPages
 class KVMemory:
     """KV cache of one executor."""
 
-    def __init__(self, capacity: Capacity, *, radix_cache: bool, step_tokens: int) -> None:
+    def __init__(self, capacity: Capacity, config: CoreConfig) -> None:
         """Create empty memory. Raises ValueError if the capacity has too few snapshots or window pages."""
         size, snapshots = capacity.page_size, capacity.snapshots
         full = [group for group in capacity.groups if not group.window or snapshots is not None]
@@ -37,14 +38,13 @@ class KVMemory:
         if snapshots is not None:
             self.states = StateSnapshots(snapshots, capacity.slots, size)
         if groups < len(capacity.groups):
-            self.windows = WindowPages(capacity, max(step_tokens, capacity.slots) + capacity.excess_tokens)
+            self.windows = WindowPages(capacity, config)
         self.cache: PrefixCache = ChunkCache(groups)
-        if radix_cache and self.states is not None:
+        if config.radix_cache and self.states is not None:
             self.cache = self.states.cache = StateRadixCache(size, groups, self.states.give_up)
-        elif radix_cache and self.windows is not None:
-            window = capacity.groups[-1].window
-            self.cache = self.windows.cache = WindowRadixCache(size, groups, window, self.windows.pool)
-        elif radix_cache:
+        elif config.radix_cache and self.windows is not None:
+            self.cache = self.windows.cache = WindowRadixCache(size, groups, self.windows.window, self.windows.pool)
+        elif config.radix_cache:
             self.cache = RadixCache(size, groups)
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
         self.places = ChoicePlaces(capacity.adapters, capacity.audio)

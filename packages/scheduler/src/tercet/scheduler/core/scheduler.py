@@ -68,7 +68,7 @@ class Scheduler:
         self.config = config
         self.capacity = capacity
         self.counters = CoreCounters()
-        self.memory = KVMemory(capacity, radix_cache=config.radix_cache, step_tokens=config.token_budget)
+        self.memory = KVMemory(capacity, config)
         self.policy = POLICIES[config.policy]()
         self.waiting = WaitingQueue(self.policy, config.max_skips)
         self.planner = Planner(config, self.memory, self.waiting, self.counters)

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from tercet.scheduler.core.cache.page_pools import PagePool
 from tercet.scheduler.core.cache.prefix_cache import Match, Node, PageLists
 from tercet.scheduler.core.cache.window_cache import WindowRadixCache
+from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import Capacity, PageUpdate, Plan, Row
 from tercet.scheduler.core.request import Req
 
-_PLANS = 2
-"""Plans whose rows hold pages at once: the one in flight, and the one under construction."""
 
+def window_pages(window: int, page_size: int, choices: int, step_tokens: int, stages: int = 1) -> int:
+    """Return the pages that the windows of some choices take, with the tokens of plans that are not committed.
 
-def window_pages(window: int, page_size: int, choices: int, step_tokens: int) -> int:
-    """Return the pages that the windows of some choices take, with the tokens of plans that are not committed."""
+    These are a plan in flight for each pipeline stage, and the one under construction.
+    """
     of_choice = -(-window // page_size) + 2  # the window and a plan's tokens may begin and end inside a page
-    return choices * of_choice + _PLANS * -(-step_tokens // page_size)
+    return choices * of_choice + (stages + 1) * -(-step_tokens // page_size)
 
 
 @dataclass(slots=True)
@@ -48,10 +49,12 @@ class _Holding:
 class WindowPages:
     """Window pages of all running choices."""
 
-    def __init__(self, capacity: Capacity, step_tokens: int) -> None:
+    def __init__(self, capacity: Capacity, config: CoreConfig) -> None:
         """Create the pool of the last group. Raises ValueError if it does not hold the window of one choice."""
         *others, group = capacity.groups
-        of_plans, least = (window_pages(group.window, capacity.page_size, count, step_tokens) for count in (0, 1))
+        step_tokens = max(config.token_budget, capacity.slots) + capacity.excess_tokens
+        sizes = group.window, capacity.page_size
+        of_plans, least = (window_pages(*sizes, count, step_tokens, config.stages) for count in (0, 1))
         if group.pages < least:
             raise ValueError(f"{group.pages} pages do not hold a window of {group.window} tokens: {least} are needed")
         self.pool = PagePool(group.pages)
