@@ -529,7 +529,7 @@ HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""The same layers with other options, of which logits are compared, and no generated tokens."""
+"""The same layers with other options, whose generated tokens only a slow run compares."""
 LATENT = [name for name in [*FAMILIES, *MIXTURES] if name.startswith(("deepseek", "glm_flash", "mistral4"))]
 """Those that cache latents."""
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from packages.kernels.tests.pairwise import alternating
-from packages.scheduler.tests.conftest import HYBRIDS
+from packages.scheduler.tests.conftest import HYBRID_VARIANTS, HYBRIDS
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import FinishReason, FinishType, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
@@ -45,7 +45,7 @@ FAMILIES = [
     *("llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"),
     "deepseek_v3",
 ]
-HYBRID = [*HYBRIDS]
+HYBRID = [*HYBRIDS, *HYBRID_VARIANTS]
 OTHERS = ["ministral3", "llama4", "gemma3n", "gemma4", "gemma4_moe", "mimo_v2", "mistral4"]
 """Families whose layers differ in more than their weights: each case of those above, in one test."""
 
@@ -57,7 +57,7 @@ WITH_EXPERTS = [
 ALIKE = {
     *("llama3_rope", "llama_tied", "qwen2", "qwen3", "qwen3_sliding"),
     *("qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite_hybrid_moe", "deepseek_v3_moe"),
-    *("kimi_linear_dense", "olmo_hybrid_nope"),
+    *("kimi_linear_dense", "olmo_hybrid_nope", *HYBRID_VARIANTS),
 }
 """Families with the caches of another one: their tokens are slow. `tests/models/families` compares their logits."""
 
