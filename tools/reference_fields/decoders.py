@@ -23,6 +23,7 @@ SHARED = (
 _WITHOUT_FIELDS = (
     "activations",
     "generation",  # reads generation_config.json
+    "image_processing_utils",  # of images
     "initialization",
     "integrations",  # their relevant parts are above
     "integrations/accelerate",

@@ -37,7 +37,8 @@ _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _GEMMA4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 _SEEING = (
     *("Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration"),
-    *("LlavaForConditionalGeneration", "Qwen2AudioForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    *("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration"),
+    *("Qwen2AudioForConditionalGeneration", "SmolVLMForConditionalGeneration"),
 )
 _PHI = ("Phi3ForCausalLM",)
 _GRANITE = ("GraniteForCausalLM",)
