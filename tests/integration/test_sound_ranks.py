@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("soundfile")
 
 from packages.scheduler.tests.executor.ranks.conftest import as_before, place  # noqa: F401
-from tercet.frontend.manager.inputs.images import sounds_in
+from tercet.frontend.manager.inputs.images import images_in, sounds_in
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
@@ -32,9 +33,8 @@ def answers(
         for number, prompt in enumerate(prompts):
             places, arrays = [each.place for each in prompt.images], [each.array for each in prompt.images]
             assert executor.images.add(places, arrays) == ""
-            driver.send(
-                request(f"r{turn}-{number}", prompt.ids, sounds=sounds_in(places), max_new_tokens=12, temperature=0.0)
-            )
+            media: dict[str, Any] = {"images": images_in(places), "sounds": sounds_in(places)}
+            driver.send(request(f"r{turn}-{number}", prompt.ids, **media, max_new_tokens=12, temperature=0.0))
         driver.run()
     executor.close()
     assert not driver.rejected

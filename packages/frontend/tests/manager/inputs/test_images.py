@@ -4,12 +4,14 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.manager.inputs.images import decoded_images, placed_images
 from tercet.frontend.media.image_decoder import DecodedImage, ImageSource
 from tercet.frontend.model.prompts import ChatPrompt
+from tercet.protocol.messages.any_resolution import PaddedSquare
 from tercet.protocol.messages.media import FixedSize, ImageFormat
 
 FORM = ImageFormat(
@@ -68,6 +70,24 @@ async def test_a_few_are_decoded_at_a_time_and_each_url_once() -> None:
     assert [each.place.first for each in placed] == [*range(0, 18, 2)]
     assert (other.array, other.place.first) == (b"b", 1)
     assert decoder.most == 4
+
+
+async def test_images_of_a_prompt_with_several_have_their_own_form() -> None:
+    form = msgspec.structs.replace(FORM, several=PaddedSquare(side=4, background=(1, 2, 3)))
+    asked: list[tuple[str, int]] = []
+
+    async def decode(source: ImageSource, form: ImageFormat) -> DecodedImage:
+        assert isinstance(form.size, FixedSize | PaddedSquare)
+        side = form.size.side if isinstance(form.size, PaddedSquare) else form.size.height
+        asked.append((source.url, side))
+        return DecodedImage(array=b"", height=side, width=side, sha256=b"")
+
+    decoders: Any = SimpleNamespace(images=SimpleNamespace(decode=decode))
+    model: Any = SimpleNamespace(limits=SimpleNamespace(images=form, sounds=None))
+    decoded = await decoded_images(decoders, [prompt_of("a"), prompt_of("a", "b", "a"), prompt_of("b")], model)
+    heights = [[each.height for each in images if isinstance(each, DecodedImage)] for images in decoded]
+    assert heights == [[1], [4, 4, 4], [1]]
+    assert sorted(asked) == [("a", 1), ("a", 4), ("b", 1), ("b", 4)], "each form of a URL is decoded once"
 
 
 async def test_a_failure_ends_the_others_and_names_the_first_place() -> None:
