@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.api import AttentionParams, LatentQueries, NewTokens
+from tercet.kernels.attention.delta_rule import delta_rule_of
 from tercet.kernels.attention.latent import absorb_into, absorbed, values_of
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
@@ -316,8 +317,12 @@ TORCH = TorchLayerOps()
 
 
 def layer_ops(device: torch.device) -> LayerOps:
-    """Return the fastest operations for a device: Triton's on a GPU, otherwise torch's."""
-    return TritonLayerOps() if device.type == "cuda" and not missing_triton(device) else TORCH
+    """Return the fastest operations for a device: Triton's and FlashInfer's on a GPU, otherwise torch's."""
+    if device.type != "cuda" or missing_triton(device):
+        return TORCH
+    fused = TritonLayerOps()
+    fused.gated_delta_rule = delta_rule_of(device, fused.gated_delta_rule)
+    return fused
 
 
 class OpsModule(torch.nn.Module):
