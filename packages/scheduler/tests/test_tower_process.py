@@ -123,7 +123,6 @@ def test_a_language_model_alone_takes_no_arrays(start: Callable[..., Any]) -> No
         ({"encoder_only": True, "load_format": "dummy"}, "--encoder-only does not work with --load-format dummy"),
         ({"language_only": True, "load_format": "dummy"}, "--language-only does not work with --load-format dummy"),
         ({"language_only": True, "executor": "fake"}, "--language-only does not work with --executor fake"),
-        ({"language_only": True, "pipeline_parallel_size": 2}, "images need --pipeline-parallel-size 1"),
     ],
 )
 def test_options_that_do_not_work_with_half_a_model_are_refused(options: dict[str, Any], words: str) -> None:

@@ -137,8 +137,6 @@ class ModelOptions:
             option = "--executor fake" if self.executor == "fake" else "--load-format dummy"
             raise ConfigError(f"{flag} does not work with {option}: towers need the weights of a checkpoint")
         if self.language_only:
-            if self.pipeline_parallel_size > 1:
-                raise ConfigError(f"--language-only: images need --pipeline-parallel-size 1, not {self.split_flags}")
             return
         refused = {
             self.split_flags: bool(self.split_flags),

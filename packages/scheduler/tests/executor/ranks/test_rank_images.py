@@ -12,6 +12,8 @@ from packages.scheduler.tests.models.vision.checkpoint import write_gemma3
 from packages.scheduler.tests.models.vision.qwen_checkpoint import write_qwen
 from tercet.protocol.messages.media import ImageInput
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.embedding.media_inputs import EncodeMediaPlan
+from tercet.scheduler.executor.media.tower_worker import TowerWorker
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -84,3 +86,35 @@ def test_stages_of_fewer_layers_than_get_embeddings_say_so(tmp_path: Path, caplo
     ranks.close()
     assert ranks.capacity.images is None
     assert "requests with images are refused: the first 2 layers get embeddings" in caplog.text
+
+
+def embedded(directory: Path, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts with the embeddings of an encoder in the place of arrays."""
+    worker = TowerWorker(WorkerOptions(model=directory, device="cpu"))
+
+    def frame(image: ImageInput, array: bytes) -> bytes:
+        plan = EncodeMediaPlan(step=0, media=image, array=memoryview(array))
+        return worker.submit(plan).result().embeddings
+
+    return [(ids, images, list(map(frame, images, arrays))) for ids, images, arrays in prompts]
+
+
+@pytest.mark.usefixtures("as_before", "place")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("split", [Split(2), Split(1, 2)], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_ranks_without_a_tower_read_embeddings(kind: str, split: Split, tmp_path: Path) -> None:
+    write, prompts = MODELS[kind]
+    options = WorkerOptions(model=write(tmp_path), device="cpu", slots=4, page_size=4, kv_cache_bytes=1 << 24)
+    expected = answers(TpModelWorker(options), prompts)
+    alone = replace(options, overlap=split.stages > 1, language_only=True)
+    assert answers(Ranks(alone, split), embedded(options.model, prompts), split.stages) == expected
+
+
+@pytest.mark.usefixtures("as_before", "place")
+def test_stages_that_cannot_take_embeddings_are_refused(tmp_path: Path) -> None:
+    options = WorkerOptions(
+        model=write_qwen(tmp_path, "Qwen3VL"), device="cpu", slots=4, kv_cache_bytes=1 << 24, language_only=True
+    )
+    with pytest.raises(ValueError, match="language_only: the first 2 layers get embeddings"):
+        Ranks(replace(options, overlap=True), Split(1, 3))

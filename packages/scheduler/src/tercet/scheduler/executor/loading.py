@@ -199,8 +199,8 @@ def load_images(
 ) -> LoadedMedia | None:
     """Load the tower of images or sounds, which only rank 0 has.
 
-    Return None if the model takes neither, or has no weights or stages that cannot take images. Raise ValueError for
-    `language_only` if the model takes neither.
+    Return None if the model takes neither, or has no weights or stages that cannot take images. Raise ValueError then
+    for `language_only`.
     """
     family = family_of(config.architecture) if isinstance(config, ModelConfig) else None
     sounds = images = None
@@ -213,6 +213,8 @@ def load_images(
         return None
     assert isinstance(config, ModelConfig)
     if (needed := _needed(sounds, images, config, shard)) is not None:
+        if options.language_only:
+            raise ValueError(f"language_only: {needed}")
         if shard.stage.is_last and not shard.rank and not shard.attention.rank:
             logger.warning("requests with %s are refused: %s", "images" if sounds is None else "audio", needed)
         return None
