@@ -19,7 +19,14 @@ from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.encodings import EncodedMedia, EncodeMediaReq
-from tercet.protocol.messages.messages import AbortReq, Message, Ready, Rejected, TokenizedGenerateReqInput
+from tercet.protocol.messages.messages import (
+    AbortReq,
+    ExclusiveReady,
+    Message,
+    Ready,
+    Rejected,
+    TokenizedGenerateReqInput,
+)
 from tercet.protocol.messages.values import FinishReason, FinishType, ModelIdentity, ModelLimits, Role
 from tercet.protocol.node import PeerReady, PeerUp
 
@@ -56,7 +63,10 @@ class Encoding:
             return False
         [array] = frames
         self.asked.append((peer, message, bytes(array)))
-        if self.answers:
+        if message.deferred:
+            offer = ExclusiveReady(rid=message.rid, attempt=message.attempt)
+            asyncio.get_running_loop().call_soon(self.engine._from, peer, offer)
+        elif self.answers:
             asyncio.get_running_loop().call_soon(self.answer, len(self.asked) - 1)
         return True
 
@@ -160,12 +170,13 @@ async def test_an_image_that_kills_encoders_ends_its_own_request(
     encoding.answers = False
     encoding.up("encoder-0")
     asking = asyncio.ensure_future(http_of(served).post("/v1/chat/completions", json=body(CAT)))
-    for death in range(6):
-        await until(lambda asked=death + 1: len(encoding.asked) == asked)  # type: ignore[misc]
+    for death, dispatches in enumerate((1, 2, 4)):
+        await until(lambda asked=dispatches: len(encoding.asked) == asked)  # type: ignore[misc]
         encoding.engine.down(f"encoder-{death}")
-        if not asking.done():
-            encoding.up(f"encoder-{death + 1}")
+        encoding.up(f"encoder-{death + 1}")
     answer = await asking
+    routes = [(request.attempt, request.exclusive, request.deferred) for _, request, _ in encoding.asked]
+    assert routes == [(0, False, False), (1, False, False), (2, True, True), (3, True, False)]
     assert answer.status_code == 500
     assert "failed repeatedly" in answer.json()["error"]["message"]
     encoding.answers = True
