@@ -1,5 +1,6 @@
 // The C interface of this library, mirrored in native/abi.py. Pointers are to contiguous memory unless a stride is
 // given; the Python side has checked shapes and dtypes. Functions that can fail return a `Status` (see guard.h).
+#include "causal_conv.h"
 #include "cpu.h"
 #include "decoder.h"
 #include "format.h"
@@ -16,10 +17,16 @@
 
 namespace {
 
+// Runs body(T) with a T of a dtype.
+template <class Body>
+void with_type(int64_t dtype, const Body& body) {
+    dtype == FLOAT32 ? body(float()) : body(Bf16());
+}
+
 // Runs body(row, T) over rows of n elements of a dtype.
 template <class Body>
 void for_rows(int64_t rows, int64_t n, int64_t dtype, const Body& body) {
-    pool::for_rows(rows, n, [&](int64_t row) { dtype == FLOAT32 ? body(row, float()) : body(row, Bf16()); });
+    pool::for_rows(rows, n, [&](int64_t row) { with_type(dtype, [&](auto t) { body(row, t); }); });
 }
 
 template <class T>
@@ -38,7 +45,7 @@ const T* at(const void* memory, int64_t index) {
 EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
                    sizeof(Packing) + sizeof(BlockSource) + sizeof(ShmCollectives) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows) +
-                   sizeof(Recurrence) + sizeof(Segment));
+                   sizeof(Recurrence) + sizeof(Segment) + sizeof(DeltaRows) + sizeof(Convolution));
 }
 
 EXPORT int64_t tercet_levels() noexcept { return levels(); }
@@ -53,7 +60,7 @@ EXPORT int64_t tercet_set_threads(int64_t threads) {
 
 // out [rows, n] = rmsnorm(x + residual); with a residual, total [rows, n] = x + residual.
 EXPORT int64_t tercet_rmsnorm(const void* x, const void* residual, const void* weight, void* out, void* total,
-                              int64_t rows, int64_t n, float eps, int64_t dtype) {
+                              int64_t rows, int64_t n, float eps, int64_t dtype, int64_t weight_dtype) {
     return guarded([&] {
         for_rows(rows, n, dtype, [&](int64_t row, auto t) {
             using T = decltype(t);
@@ -64,7 +71,24 @@ EXPORT int64_t tercet_rmsnorm(const void* x, const void* residual, const void* w
                 over(n, [&](int64_t i, auto get, auto put) { put(into + i, get(from + i) + get(more + i)); });
                 from = into;
             }
-            rmsnorm_row(from, at<T>(weight, 0), n, eps, at<T>(out, row * n));
+            with_type(weight_dtype, [&](auto w) {
+                rmsnorm_row(from, at<decltype(w)>(weight, 0), n, eps, at<T>(out, row * n));
+            });
+        });
+    });
+}
+
+// out [tokens, heads, n] from x and the gates of tokens, which are gate_stride elements apart.
+EXPORT int64_t tercet_gated_rmsnorm(const float* x, const void* weight, const void* gate, int64_t gate_stride,
+                                    void* out, int64_t tokens, int64_t heads, int64_t n, float eps, int64_t sigmoid,
+                                    int64_t dtype, int64_t weight_dtype) {
+    return guarded([&] {
+        for_rows(tokens * heads, n, dtype, [&](int64_t row, auto t) {
+            using T = decltype(t);
+            const T* by = at<T>(gate, row / heads * gate_stride + row % heads * n);
+            with_type(weight_dtype, [&](auto w) {
+                gated_rmsnorm_row(x + row * n, at<decltype(w)>(weight, 0), by, n, eps, sigmoid, at<T>(out, row * n));
+            });
         });
     });
 }
@@ -146,9 +170,13 @@ EXPORT int64_t tercet_forward(const Model* model, const Step* step, float* hidde
     });
 }
 
-EXPORT int64_t tercet_delta_rule(const Recurrence* recurrence, const Segment* segments, int64_t count, const float* q,
-                                 const float* k, const float* v, const float* beta) {
-    return guarded([&] { delta_rule(*recurrence, segments, count, q, k, v, beta); });
+EXPORT int64_t tercet_causal_conv(const Convolution* conv, const Segment* segments, int64_t count) {
+    return guarded([&] { causal_conv(*conv, segments, count); });
+}
+
+EXPORT int64_t tercet_delta_rule(const Recurrence* recurrence, const DeltaRows* tokens, const Segment* segments,
+                                 int64_t count) {
+    return guarded([&] { delta_rule(*recurrence, *tokens, segments, count); });
 }
 
 EXPORT int64_t tercet_state_space_scan(const Recurrence* recurrence, const Segment* segments, int64_t count,

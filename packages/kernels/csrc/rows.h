@@ -29,6 +29,17 @@ inline void add_rmsnorm_row(const float* x, const float* weight, int64_t n, floa
     });
 }
 
+// act(gate) * weight * x / sqrt(mean(x * x) + eps), where act is silu or the sigmoid.
+template <class Weight, class T>
+inline void gated_rmsnorm_row(const float* x, const Weight* weight, const T* gate, int64_t n, float eps, bool sigmoid,
+                              T* out) {
+    float factor = rms_factor(x, n, eps);
+    over(n, [&](int64_t i, auto get, auto put) {
+        F32 by = get(gate + i), act = sigmoid ? 1.0f / (exp(-by) + 1.0f) : silu(by);
+        put(out + i, get(x + i) * factor * get(weight + i) * act);
+    });
+}
+
 // silu(gate) * up of a row that holds gate in its first half and up in its second.
 template <class T>
 inline void silu_and_mul_row(const T* x, int64_t n, T* out) {

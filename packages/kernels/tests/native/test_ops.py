@@ -24,8 +24,9 @@ def assert_close(actual: torch.Tensor, exact: torch.Tensor) -> None:
 @DTYPES
 @SHAPES
 def test_rmsnorm(native: NativeOps, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x, weight = (torch.randn(shape) * 30).to(dtype), torch.randn(shape[-1]).to(dtype)
-    assert_close(native.rmsnorm(x, weight, 1e-5), rmsnorm(x.float(), weight.float(), 1e-5))
+    x = (torch.randn(shape) * 30).to(dtype)
+    for weight in (torch.randn(shape[-1]), torch.randn(shape[-1]).bfloat16()):
+        assert_close(native.rmsnorm(x, weight, 1e-5), rmsnorm(x.float(), weight.float(), 1e-5))
 
 
 @DTYPES

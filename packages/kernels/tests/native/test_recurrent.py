@@ -13,13 +13,16 @@ from packages.kernels.tests.ops.test_recurrent import (
     selective_inputs,
 )
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.recurrent import NativeRecurrence
+from tercet.kernels.native.recurrent import NativeConvolution, NativeRecurrence
 from tercet.kernels.ops.recurrent import (
     DeltaInputs,
+    GateName,
     ScanInputs,
     Segment,
     Segments,
+    causal_conv,
     gated_delta_rule,
+    gated_rmsnorm,
     selective_scan,
     state_space_scan,
 )
@@ -82,6 +85,69 @@ def test_selective_scan(library: Library, channels: int, size: int) -> None:
         NativeRecurrence(library).selective_scan(given, copies, segments), expected, rtol=1e-4, atol=1e-4
     )
     torch.testing.assert_close(copies, states, rtol=1e-4, atol=1e-4)
+
+
+def test_delta_rule_of_views_of_one_projection(library: Library) -> None:
+    tokens = len(owners(LENGTHS))
+    torch.manual_seed(0)
+    q, k, v = torch.randn(tokens, 2 * 16 + 2 * 16 + 6 * 24 + 9).split_with_sizes([32, 32, 153], 1)
+    given = DeltaInputs(
+        q.view(tokens, 2, 16), k.view(tokens, 2, 16), v[:, :144].view(tokens, 6, 24), -torch.rand(tokens, 6), v[:, :6]
+    )
+    states = torch.randn(STATES, 6, 16, 24)
+    copies = states.clone()
+    expected = NativeRecurrence(library).gated_delta_rule(
+        DeltaInputs(*(each.contiguous() for each in given)), states, segments_of(LENGTHS)
+    )
+    assert torch.equal(NativeRecurrence(library).gated_delta_rule(given, copies, segments_of(LENGTHS)), expected)
+    assert torch.equal(copies, states)
+
+
+@pytest.mark.parametrize("act", ["silu", "sigmoid"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_gated_norm(library: Library, act: GateName, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, gate = torch.randn(7, 3, 21), torch.randn(7, 70).to(dtype)[:, 5:68]
+    for weight in (torch.randn(21), torch.randn(21).bfloat16()):
+        found = NativeRecurrence(library).gated_rmsnorm(x, weight, gate, 1e-6, act)
+        expected = gated_rmsnorm(x, weight.float(), gate.float(), 1e-6, act)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, expected.to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("taps", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_convolution(library: Library, taps: int, dtype: torch.dtype, kept: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(len(owners(LENGTHS)), 320).to(dtype)[:, 10:310]  # as the projections of a layer are split
+    weight, states = torch.randn(300, taps).to(dtype), torch.randn(STATES, 300, taps - 1).to(kept)
+    segments = segments_of(LENGTHS, {1: (100, 6), 2: (1, 7)})
+    for bias, silu in ((None, True), (torch.randn(300).to(dtype), False)):
+        copies, wide = states.clone(), states.float()
+        # inputs that are rounded to bfloat16, as one of the two dtypes is, are exact in float32
+        rounded = x.to(kept).float()
+        expected = causal_conv(
+            rounded, wide, weight.float(), None if bias is None else bias.float(), segments, silu=silu
+        )
+        found = NativeConvolution(library, weight, bias)(x, copies, segments, silu=silu)
+        assert found.dtype == dtype
+        tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found, expected.to(dtype), rtol=tolerance, atol=tolerance)
+        assert torch.equal(copies, wide.to(kept))
+
+
+def test_bits_of_a_convolution_depend_on_its_tokens_alone(library: Library) -> None:
+    torch.manual_seed(0)
+    x, states = torch.randn(90, 300), torch.randn(STATES, 300, 3).bfloat16()
+    conv, copies = NativeConvolution(library, torch.randn(300, 4), None), states.clone()
+    whole = conv(x, states, segments_of({1: 90}), silu=True)
+    alone = [conv(x[:50], copies, segments_of({1: 50}), silu=True)]
+    among = torch.cat([torch.randn(3, 300), x[50:51]])
+    alone.append(conv(among, copies, segments_of(dict.fromkeys((0, 2, 3, 1), 1)), silu=True)[3:])
+    alone.append(conv(torch.cat([x[51:], torch.randn(9, 300)]), copies, segments_of({1: 39, 4: 9}), silu=True)[:39])
+    assert torch.equal(torch.cat(alone), whole)
+    assert torch.equal(copies[1], states[1])
 
 
 @BY_CHANNEL

@@ -89,6 +89,19 @@ def test_convolution_equals_a_loop_over_tokens() -> None:
     expected = conv_loop(x, expected_states, weight, owner)
     assert torch.allclose(causal_conv(x, states, weight, bias, segments_of(LENGTHS)), expected + bias, atol=1e-5)
     assert torch.equal(states, expected_states)
+    activated = causal_conv(x, expected_states.clone(), weight, bias, segments_of(LENGTHS), silu=True)
+    again = causal_conv(x, expected_states, weight, bias, segments_of(LENGTHS))
+    torch.testing.assert_close(activated, torch.nn.functional.silu(again))
+
+
+def test_inputs_of_a_convolution_are_rounded_as_its_states_are() -> None:
+    x, states = torch.randn(9, 6), torch.randn(STATES, 6, 3).bfloat16()
+    copies, weight = states.clone(), torch.randn(6, 4).bfloat16()
+    whole = causal_conv(x, states, weight, None, segments_of({1: 9}))
+    parts = [causal_conv(part, copies, weight, None, segments_of({1: len(part)})) for part in (x[:5], x[5:])]
+    assert whole.dtype == torch.float32
+    torch.testing.assert_close(torch.cat(parts), whole)
+    assert torch.equal(copies, states)
 
 
 @DECAYS

@@ -36,8 +36,9 @@ def test_convolution(step: str, taps: int, bias: bool, device: torch.device) -> 
     weight, given = torch.randn(70, taps, device=device), torch.randn(70, device=device) if bias else None
     states = torch.randn(STATES, 70, taps - 1, device=device)
     expected_states = states.clone()
-    expected = reference.causal_conv(x, expected_states, weight, given, STEPS[step])
-    torch.testing.assert_close(causal_conv(x, states, weight, given, STEPS[step]), expected, atol=1e-5, rtol=1e-5)
+    expected = reference.causal_conv(x, expected_states, weight, given, STEPS[step], silu=bias)
+    found = causal_conv(x, states, weight, given, STEPS[step], silu=bias)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(states, expected_states)
 
 

@@ -165,18 +165,33 @@ class ShmCollectives(Structure):
 class Recurrence(Structure):
     """`Recurrence` of recurrent.h."""
 
-    _fields_ = (*_ints("heads", "groups", "rows", "columns", "factors"), *_pointers("factor", "states", "out"))
+    _fields_ = (*_ints("heads", "groups", "rows", "columns", "decays"), *_pointers("decay", "states", "out"))
+
+
+class DeltaRows(Structure):
+    """`DeltaRows` of recurrent.h."""
+
+    _fields_ = (*_ints("format", "q_stride", "k_stride", "v_stride"), *_pointers("q", "k", "v", "beta"))
+
+
+class Convolution(Structure):
+    """`Convolution` of causal_conv.h."""
+
+    _fields_ = (
+        *_ints("channels", "taps", "format", "stride", "state_format", "silu"),
+        *_pointers("weight", "bias", "x", "states", "out"),
+    )
 
 
 class Segment(Structure):
-    """`Segment` of recurrent.h: a row of `Segments.table`."""
+    """`Segment` of segments.h: a row of `Segments.table`."""
 
     _fields_ = (*_ints("begin", "end", "state", "snapshot"),)
 
 
 _SHARED = (
     *(Model, Layer, Step, Rows, Scoring, Filter, Packing, BlockSource),
-    *(ShmCollectives, Mixture, Adapters, AdapterRows, Recurrence, Segment),
+    *(ShmCollectives, Mixture, Adapters, AdapterRows, Recurrence, Segment, DeltaRows, Convolution),
 )
 """Structs whose sizes identify a library that was compiled from other sources."""
 _I, _P = c_int64, c_void_p
@@ -186,7 +201,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "threads": (_I, []),
     "message": (c_char_p, []),
     "set_threads": (None, [_I]),
-    "rmsnorm": (None, [_P, _P, _P, _P, _P, _I, _I, c_float, _I]),
+    "rmsnorm": (None, [_P, _P, _P, _P, _P, _I, _I, c_float, _I, _I]),
+    "gated_rmsnorm": (None, [_P, _P, _P, _I, _P, _I, _I, _I, c_float, _I, _I, _I]),
     "silu_and_mul": (None, [_P, _P, _I, _I, _I]),
     "rope": (None, [_P, _I, _P, _P, _P, _I, _I, _I, _I, _I]),
     "attend": (None, [_P, POINTER(Cache), POINTER(Rows), POINTER(Scoring), _I, _P]),
@@ -199,7 +215,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mixture": (None, [POINTER(Mixture), _P, _I, _P]),
     "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
     "forward": (None, [POINTER(Model), POINTER(Step), _P]),
-    "delta_rule": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P, _P]),
+    "causal_conv": (None, [POINTER(Convolution), _P, _I]),
+    "delta_rule": (None, [POINTER(Recurrence), POINTER(DeltaRows), _P, _I]),
     "state_space_scan": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P]),
     "selective_scan": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P, _P]),
     "argmax": (None, [_P, _I, _I, _P, _P]),

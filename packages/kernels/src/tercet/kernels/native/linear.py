@@ -46,8 +46,9 @@ class PackedLinear:
         """Multiply X float32 [m, k]; returns float32 [m, n]."""
         if x.dtype != torch.float32 or x.device.type != "cpu" or x.ndim != 2 or x.shape[1] != self.struct.k:
             raise ValueError(f"expected float32 [m, {self.struct.k}] on the CPU, not {x.dtype} {list(x.shape)}")
-        x, out = x.contiguous(), torch.empty(len(x), self.outputs)
-        self.library.functions.linear(ctypes.byref(self.struct), x.data_ptr(), len(x), out.data_ptr())
+        rows = x.shape[0]  # len() of a tensor takes as long as a small operation
+        x, out = x.contiguous(), torch.empty(rows, self.outputs)
+        self.library.functions.linear(ctypes.byref(self.struct), x.data_ptr(), rows, out.data_ptr())
         return out
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:

@@ -22,19 +22,20 @@ class NativeOps:
 
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `tercet.kernels.ops.rmsnorm.rmsnorm`."""
-        x, weight = _given(x), _given(weight, x.dtype, (x.shape[-1],))
+        x, weight = _given(x), _given(weight, None, (x.shape[-1],))
         out = torch.empty_like(x)
-        self._call.rmsnorm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, *_rows(x), eps, _format(x))
+        pointers = x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None
+        self._call.rmsnorm(*pointers, *_rows(x), eps, _format(x), _format(weight))
         return out
 
     def add_rmsnorm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `tercet.kernels.ops.rmsnorm.add_rmsnorm`."""
-        x, residual, weight = _given(x), _given(residual, x.dtype, x.shape), _given(weight, x.dtype, (x.shape[-1],))
+        x, residual, weight = _given(x), _given(residual, x.dtype, x.shape), _given(weight, None, (x.shape[-1],))
         out, total = torch.empty_like(x), torch.empty_like(x)
         pointers = (tensor.data_ptr() for tensor in (x, residual, weight, out, total))
-        self._call.rmsnorm(*pointers, *_rows(x), eps, _format(x))
+        self._call.rmsnorm(*pointers, *_rows(x), eps, _format(x), _format(weight))
         return out, total
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:

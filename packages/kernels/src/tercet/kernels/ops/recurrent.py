@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+
+from tercet.kernels.ops.rmsnorm import rmsnorm
+
+GateName = Literal["silu", "sigmoid"]
+"""Activation of the gate of a normalized output."""
 
 
 class Segment(NamedTuple):
@@ -111,12 +116,20 @@ class Segments:
 
 
 def causal_conv(
-    x: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, segments: Segments
+    x: torch.Tensor,
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    segments: Segments,
+    *,
+    silu: bool = False,
 ) -> torch.Tensor:
     """Return the depthwise convolution of x [tokens, channels] with the tokens before each, and advance the states.
 
-    weight is [channels, taps]. The states [states, channels, taps - 1] are the last inputs, in x's dtype.
+    weight is [channels, taps]. The states [states, channels, taps - 1] are the last inputs; x is rounded to their
+    dtype. With `silu`, the result goes through that activation.
     """
+    dtype, x = x.dtype, x.to(states.dtype)
     out = torch.empty_like(x)
     taps, singles = weight.shape[1], segments.singles
     if count := len(singles):
@@ -132,7 +145,8 @@ def causal_conv(
             if part.snapshot >= 0:
                 states[part.snapshot] = known[:, part.end - begin : part.end - begin + taps - 1]
         states[state] = known[:, end - begin :]
-    return out if bias is None else out + bias
+    out = (out if bias is None else out + bias).to(dtype)
+    return F.silu(out) if silu else out
 
 
 class DeltaInputs(NamedTuple):
@@ -302,6 +316,24 @@ def _between(total: torch.Tensor) -> torch.Tensor:
 def _after(total: torch.Tensor) -> torch.Tensor:
     """Return the decay factor from each token to the last one: [heads, tokens, channels]."""
     return (total[:, -1:] - total).exp()
+
+
+def gated_rmsnorm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    eps: float,
+    act: GateName,
+    *,
+    norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rmsnorm,
+) -> torch.Tensor:
+    """Return the normalized x [tokens, heads, size], times act(gate) [tokens, heads * size], in the gate's dtype.
+
+    `norm` is a version of `rmsnorm`.
+    """
+    wide = gate.float()
+    factor = F.silu(wide) if act == "silu" else wide.sigmoid()
+    return (norm(x.to(gate.dtype), weight, eps).flatten(1) * factor).to(gate.dtype)
 
 
 def l2norm(x: torch.Tensor) -> torch.Tensor:

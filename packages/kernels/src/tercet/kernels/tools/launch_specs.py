@@ -300,7 +300,8 @@ def _conv(tokens: int, bias: bool = False, taps: int = 4) -> None:
     """Convolve with the sizes of Qwen3-Next."""
     x, channels = torch.empty(tokens, 12_288, dtype=BF16), 8192
     weight, states = torch.empty(channels, taps, dtype=BF16), torch.empty(2, channels, taps - 1, dtype=BF16)
-    causal_conv(x[:, :channels], states, weight, weight[:, 0].contiguous() if bias else None, _segments(tokens))
+    given = weight[:, 0].contiguous() if bias else None
+    causal_conv(x[:, :channels], states, weight, given, _segments(tokens), silu=True)
 
 
 CASES: dict[str, Callable[[], object]] = {

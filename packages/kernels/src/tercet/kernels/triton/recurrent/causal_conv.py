@@ -40,6 +40,7 @@ def conv_tokens_kernel(
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Convolve the tokens of one sequence one after the other, with the last inputs in registers."""
@@ -59,6 +60,8 @@ def conv_tokens_kernel(
             total = tl.sum(window * weights, 1) + x * newest
             if bias_ptr is not None:
                 total += tl.load(bias_ptr + channel, mask=there, other=0.0).to(tl.float32)
+            if SILU:
+                total = total * tl.sigmoid(total)
             tl.store(out_ptr + token * CHANNELS + channel, total.to(out_ptr.dtype.element_ty), mask=there)
             window = tl.where((slot == TAPS - 2)[None, :], x[:, None], moved(window, 1, WIDTH))
         take_snapshot(states_ptr, table_ptr, segment, 0, within, window, kept, 1, CHANNELS * (TAPS - 1))
@@ -77,6 +80,7 @@ def conv_chunk_kernel(
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
     TOKENS: tl.constexpr,
+    SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Convolve up to TOKENS tokens of a prompt, whose sequence begins at `origin` in this step."""
@@ -97,6 +101,8 @@ def conv_chunk_kernel(
         total += (x + old) * weight[None, :]
     if bias_ptr is not None:
         total += tl.load(bias_ptr + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    if SILU:
+        total = total * tl.sigmoid(total)
     out_at = out_ptr + token[:, None] * CHANNELS + channel[None, :]
     tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=there)
 
@@ -134,7 +140,13 @@ def conv_states_kernel(
 
 
 def causal_conv(
-    x: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, segments: Segments
+    x: torch.Tensor,
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    segments: Segments,
+    *,
+    silu: bool = False,
 ) -> torch.Tensor:
     """Return the convolution of x, whose rows may be strided, and advance the states."""
     if x.stride(1) != 1 or not states.is_contiguous() or not weight.is_contiguous():
@@ -149,12 +161,14 @@ def causal_conv(
     blocks = cdiv(channels, block)
     if short := len(schedule.short):
         tensors = x, states, weight, bias, out, schedule.table, schedule.short
-        launch(conv_tokens_kernel, (short, blocks), tensors, strides, **sizes, WIDTH=width, BLOCK=block, num_warps=4)
+        shape = {**sizes, "WIDTH": width, "SILU": silu, "BLOCK": block}
+        launch(conv_tokens_kernel, (short, blocks), tensors, strides, **shape, num_warps=4)
     if long := len(schedule.long):
         tile = min(_TILE, block)
         grid = len(schedule.chunks), cdiv(channels, tile)
         pieces = x, states, weight, bias, out, schedule.chunks
-        launch(conv_chunk_kernel, grid, pieces, strides, **sizes, TOKENS=Segments.CHUNK, BLOCK=tile, num_warps=4)
+        shape = {**sizes, "TOKENS": Segments.CHUNK, "SILU": silu, "BLOCK": tile}
+        launch(conv_chunk_kernel, grid, pieces, strides, **shape, num_warps=4)
         after = x, states, schedule.table, schedule.long
         launch(conv_states_kernel, (long, blocks), after, strides, **sizes, WIDTH=width, BLOCK=block, num_warps=4)
     return out
