@@ -14,12 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.conftest import HYBRID_VARIANTS, HYBRIDS, make_checkpoint
 from packages.scheduler.tests.models.families.test_families import Paged, expected, load, some_tokens
+from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.recurrent import Segment, Segments
 from tercet.scheduler.executor.kv_budget import state_layers
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.packed import Packed
+from tercet.scheduler.models.native_linear import use_native_projections
 from tercet.scheduler.models.registry import build_model, load_config, parse_config
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.quantized_checkpoints import Grain, quantization_config
@@ -65,6 +67,29 @@ def test_a_whole_prompt_of_small_weights(name: str, reference: Reference, tmp_pa
     directory, tokens = make_checkpoint(name, tmp_path, initializer_range=0.08), some_tokens(41, 1)
     [logits] = Paged(load(directory), 1).step((0, tokens))
     torch.testing.assert_close(logits, expected(reference(directory), tokens), atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def logits_of(directory: Path, dtype: str, *, native: bool) -> torch.Tensor:
+    model = build_model(load_config(directory, dtype))
+    load_weights(model, directory)
+    if native:
+        use_native_projections(model, load_library())
+    ids = torch.randint(0, 389, (41,), generator=torch.Generator().manual_seed(1))
+    batch = Prompt(ids, model.config)
+    return model.compute_logits(model(ids, batch.positions, batch)).float()
+
+
+@pytest.mark.skipif(bool(missing_library()), reason="no native library")
+@pytest.mark.parametrize("name", [name for name in (*HYBRIDS, *HYBRID_VARIANTS) if not name.startswith("kimi")])
+def test_native_kernels_compute_what_torch_computes(name: str, checkpoints: Checkpoints) -> None:
+    exact = logits_of(checkpoints(name), "float32", native=False)
+
+    def error(dtype: str, *, native: bool) -> float:
+        return float((logits_of(checkpoints(name), dtype, native=native) - exact).abs().mean())
+
+    assert error("float32", native=True) < 1e-3
+    assert error("bfloat16", native=True) < 1.5 * error("bfloat16", native=False)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,19 @@ from torch import nn
 from tercet.kernels.memory import give_back
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear, pack_linears
-from tercet.kernels.native.recurrent import NativeRecurrence
+from tercet.kernels.native.ops import NativeOps
+from tercet.kernels.native.recurrent import NativeConvolution, NativeRecurrence
 from tercet.kernels.ops.activation import Gate, act_and_mul, squared_relu
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
-from tercet.kernels.ops.projection import Norm, Weight, normed_sum
+from tercet.kernels.ops.projection import Norm, Weight
+from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import TorchLayerOps
+from tercet.scheduler.models.layers.layers import Attention
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts, MixtureOfExperts
-from tercet.scheduler.models.layers.recurrent import RecurrentLayer
+from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.recurrent import CausalConv, RecurrentLayer
 
 
 def unsupported_dtype(dtype: torch.dtype, what: str) -> str:
@@ -38,13 +42,37 @@ class NativeLinear(nn.Module):
         return _product(self._packed, x)
 
 
-class NativeProjection(TorchLayerOps):
+class NativeLayerOps(TorchLayerOps):
+    """Operations that need no packed weights: norms, activations and rotation."""
+
+    def __init__(self, library: Library) -> None:
+        native = NativeOps(library)
+        self.rmsnorm = native.rmsnorm
+        self.add_rmsnorm = native.add_rmsnorm
+        self.apply_rope = native.apply_rope
+        self._silu_and_mul = native.silu_and_mul
+
+    def act_and_mul(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
+        """See `tercet.kernels.ops.activation.act_and_mul`."""
+        return self._silu_and_mul(x) if gate == "silu" else act_and_mul(x, gate)
+
+
+class FloatEmbedding(TorchLayerOps):
+    """The operations of an embedding whose model keeps activations in float32 between native operations."""
+
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings in float32."""
+        return super().embedding(ids, weight).float()
+
+
+class NativeProjection(NativeLayerOps):
     """The operations of one of our linear layers with packed weight and bias; the weight arguments are ignored.
 
     A head stays in float32, which native sampling reads.
     """
 
     def __init__(self, packed: PackedLinear, *, head: bool = False) -> None:
+        super().__init__(packed.library)
         self._packed = packed
         self._head = head
 
@@ -58,7 +86,7 @@ class NativeProjection(TorchLayerOps):
     ) -> torch.Tensor:
         """See `tercet.kernels.ops.projection`; this holds for the following methods, too."""
         out = self._packed(x.float()) if self._head else _product(self._packed, x)
-        return out if gate is None else act_and_mul(out, gate)
+        return out if gate is None else self.act_and_mul(out, gate)
 
     def project_normed(
         self,
@@ -71,7 +99,7 @@ class NativeProjection(TorchLayerOps):
         gate: Gate | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalize, then project."""
-        normed, total = normed_sum(x, residual, norm)
+        normed, total = (self.rmsnorm(x, *norm), x) if residual is None else self.add_rmsnorm(x, residual, *norm)
         return self.project(normed, weight, bias, gate=gate), total
 
     def project_onto(
@@ -111,7 +139,27 @@ class NativeExperts(TorchLayerOps):
 
 
 class NativeRecurrentOps(NativeRecurrence, TorchLayerOps):
-    """The operations of a recurrent layer, whose projections have operations of their own."""
+    """The operations of a recurrent layer, whose projections and convolution have operations of their own."""
+
+
+class NativeConvolutionOps(TorchLayerOps):
+    """The operations of a convolution with repacked weight and bias; the weight arguments are ignored."""
+
+    def __init__(self, library: Library, conv: CausalConv) -> None:
+        self._convolve = NativeConvolution(library, conv.weight[:, 0], conv.bias)
+
+    def causal_conv(
+        self,
+        x: torch.Tensor,
+        states: torch.Tensor,
+        weight: torch.Tensor,  # noqa: ARG002
+        bias: torch.Tensor | None,  # noqa: ARG002
+        segments: Segments,
+        *,
+        silu: bool = False,
+    ) -> torch.Tensor:
+        """See `tercet.kernels.ops.recurrent.causal_conv`."""
+        return self._convolve(x, states, segments, silu=silu)
 
 
 def pack_experts(
@@ -124,6 +172,8 @@ def pack_experts(
 
 def _product(packed: PackedLinear, x: torch.Tensor) -> torch.Tensor:
     """Return [..., outputs], in x's dtype, for x [..., inputs]."""
+    if x.dim() == 2:
+        return packed(x.float()).to(x.dtype)
     out = packed(x.reshape(-1, x.shape[-1]).float())
     return out.view(*x.shape[:-1], -1).to(x.dtype)
 
@@ -145,7 +195,13 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
     exact = routers | {id(projection) for module in recurrent for projection in module.rates}
     for layer in recurrent:
         layer.ops = NativeRecurrentOps(library)
+    if recurrent and model.shard.is_whole:  # ranks exchange activations in the model's dtype
+        model.model.embed_tokens.ops = FloatEmbedding()
     for module in model.modules():
+        if isinstance(module, RMSNorm | Attention):
+            module.ops = NativeLayerOps(library)
+        elif isinstance(module, CausalConv):
+            module.ops = NativeConvolutionOps(library, module)
         if module is model.lm_head:
             model.head.take()
         elif isinstance(module, Linear) and module.packable:

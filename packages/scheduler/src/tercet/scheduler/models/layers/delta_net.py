@@ -5,12 +5,12 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.ops.recurrent import DeltaInputs, Segments
+from tercet.kernels.ops.recurrent import DeltaInputs, GateName, Segments
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.recurrent_config import DeltaNetConfig
 from tercet.scheduler.models.layers.linear import FusedLinear, Linear, RowParallelLinear
@@ -26,7 +26,7 @@ class DeltaProjections(NamedTuple):
     mixed: torch.Tensor  # [tokens, channels]: queries, keys and values before the convolution
     decay: torch.Tensor  # see `DeltaInputs`
     beta: torch.Tensor  # [tokens, heads]
-    gate: torch.Tensor  # [tokens, heads * value_dim]: factor of the normalized output
+    gate: torch.Tensor  # [tokens, heads * value_dim]: gate of the normalized output
 
 
 class HeadCuts(NamedTuple):
@@ -58,6 +58,9 @@ class HeadCuts(NamedTuple):
 class DeltaNet(RecurrentLayer):
     """Linear attention with a state per value head: the gated delta rule, and a gate of the normalized output."""
 
+    gate: ClassVar[GateName]
+    """The gate's activation."""
+
     def __init__(
         self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, shard: Shard, *, separate: bool
     ) -> None:
@@ -82,16 +85,15 @@ class DeltaNet(RecurrentLayer):
     def mix(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], segments: Segments) -> torch.Tensor:
         """See `RecurrentLayer`."""
         inputs, matrices = states
-        net = self.net
+        net, tokens = self.net, x.shape[0]
         mixed, decay, beta, gate = self.project(x)
-        mixed = F.silu(self.conv1d(mixed, inputs, segments))
+        mixed = self.conv1d(mixed, inputs, segments, silu=True)
         keys = net.key_heads * net.key_dim
         q, k, v = mixed.split_with_sizes((keys, keys, net.heads * net.value_dim), 1)
-        q, k = (each.view(len(x), net.key_heads, net.key_dim) for each in (q, k))
-        v = v.view(len(x), net.heads, net.value_dim)
-        out = self.ops.gated_delta_rule(DeltaInputs(q, k, v, decay, beta), matrices, segments).to(x.dtype)
-        gated: torch.Tensor = self.norm(out) * gate.view_as(out)
-        return gated.to(x.dtype).flatten(1)
+        q, k = (each.view(tokens, net.key_heads, net.key_dim) for each in (q, k))
+        v = v.view(tokens, net.heads, net.value_dim)
+        out = self.ops.gated_delta_rule(DeltaInputs(q, k, v, decay, beta), matrices, segments)
+        return self.ops.gated_rmsnorm(out, self.norm.weight, gate, net.norm_eps, self.gate)
 
 
 class GatedDeltaNet(DeltaNet):
@@ -102,6 +104,7 @@ class GatedDeltaNet(DeltaNet):
     """
 
     name = "linear_attn"
+    gate = "silu"
 
     def __init__(
         self,
@@ -143,13 +146,14 @@ class GatedDeltaNet(DeltaNet):
         mixed, z = self.in_proj_qkvz(x).split_with_sizes((net.channels, net.heads * net.value_dim), 1)
         b, a = self.in_proj_ba(x).chunk(2, 1)
         decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
-        return DeltaProjections(mixed, decay, b.sigmoid() * net.most_beta, F.silu(z.float()))
+        return DeltaProjections(mixed, decay, b.sigmoid() * net.most_beta, z)
 
 
 class KimiDeltaAttention(DeltaNet):
     """The layer of Kimi-Linear: each row of a state has its own decay, and decays and gates are of low rank."""
 
     name = "self_attn"
+    gate = "sigmoid"
 
     def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, shard: Shard) -> None:
         super().__init__(config, layer_id, net, shard, separate=True)
@@ -175,7 +179,7 @@ class KimiDeltaAttention(DeltaNet):
         b, f = self.bf_proj(x).split_with_sizes((net.heads, net.key_dim), 1)
         steps = F.softplus(self.f_b_proj(f).float() + self.dt_bias)
         decay = -self.A_log[0].exp() * steps.view(-1, net.heads, net.key_dim)
-        return DeltaProjections(mixed, decay, b.sigmoid(), self.g_b_proj(g).float().sigmoid())
+        return DeltaProjections(mixed, decay, b.sigmoid(), self.g_b_proj(g))
 
 
 def _ungrouped(groups: int, *sizes: int) -> torch.Tensor:

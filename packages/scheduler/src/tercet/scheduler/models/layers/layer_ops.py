@@ -1,6 +1,7 @@
 """The operations of a decoder's layers: plain torch, or fused kernels on a GPU. The choice is made once per model."""
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, cast
 
@@ -17,11 +18,13 @@ from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, Routing, fused_m
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
 from tercet.kernels.ops.recurrent import (
     DeltaInputs,
+    GateName,
     ScanInputs,
     Segments,
     SelectiveInputs,
     causal_conv,
     gated_delta_rule,
+    gated_rmsnorm,
     selective_scan,
     state_space_scan,
 )
@@ -188,8 +191,13 @@ class LayerOps(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         segments: Segments,
+        *,
+        silu: bool = False,
     ) -> torch.Tensor: ...
     def gated_delta_rule(self, inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
+    def gated_rmsnorm(
+        self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float, act: GateName
+    ) -> torch.Tensor: ...
     def state_space_scan(self, inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
     def selective_scan(self, inputs: SelectiveInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
 
@@ -203,6 +211,7 @@ class TorchLayerOps:
 
     rmsnorm = staticmethod(rmsnorm)
     add_rmsnorm = staticmethod(add_rmsnorm)
+    apply_rope = staticmethod(apply_rope)
 
     project = staticmethod(project)
     project_normed = staticmethod(project_normed)
@@ -215,6 +224,12 @@ class TorchLayerOps:
     gated_delta_rule = staticmethod(gated_delta_rule)
     state_space_scan = staticmethod(state_space_scan)
     selective_scan = staticmethod(selective_scan)
+
+    def gated_rmsnorm(
+        self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float, act: GateName
+    ) -> torch.Tensor:
+        """See `tercet.kernels.ops.recurrent.gated_rmsnorm`."""
+        return gated_rmsnorm(x, weight, gate, eps, act, norm=self.rmsnorm)
 
     def project_adapted(self, *_: object, **__: object) -> None:
         """See `LayerOps.project_adapted`: here each part is an operation of its own."""
@@ -232,8 +247,8 @@ class TorchLayerOps:
         """See `LayerOps.attend`."""
         q, k, v = heads
         if norms is not None:
-            q, k = (rmsnorm(x, weight, norms[2]) for x, weight in zip((q, k), norms[:2], strict=True))
-        q, k = apply_rope(q, k, positions, table)
+            q, k = (self.rmsnorm(x, weight, norms[2]) for x, weight in zip((q, k), norms[:2], strict=True))
+        q, k = self.apply_rope(q, k, positions, table)
         return batch.attend(layer_id, q, k, v, params)
 
     def attend_latents(
@@ -270,6 +285,7 @@ class TritonLayerOps:
         self.fused_moe = moe.fused_moe
         self.causal_conv = causal_conv.causal_conv
         self.gated_delta_rule = delta_rule.gated_delta_rule
+        self.gated_rmsnorm = partial(gated_rmsnorm, norm=rmsnorm.rmsnorm)
         self.state_space_scan = scan.state_space_scan
         self.selective_scan = selective.selective_scan
         self._rope_store = rope.rope_store

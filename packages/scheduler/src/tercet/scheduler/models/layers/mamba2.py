@@ -42,7 +42,7 @@ class Mamba2(RecurrentLayer):
         inputs, matrices = states
         mamba, tokens = self.mamba, len(x)
         gate, mixed, steps = self.project(x).split_with_sizes((mamba.inner, mamba.channels, mamba.heads), 1)
-        mixed = F.silu(self.conv1d(mixed, inputs, segments))
+        mixed = self.conv1d(mixed, inputs, segments, silu=True)
         grouped = mamba.groups * mamba.state_dim
         values, b, c = mixed.split_with_sizes((mamba.inner, grouped, grouped), 1)
         b, c = (each.reshape(tokens, mamba.groups, mamba.state_dim) for each in (b, c))

@@ -81,6 +81,6 @@ class CausalConv(OpsModule):
         self.bias = empty_parameter(channels.held, dtype=dtype) if bias else None
         self.parts = parts
 
-    def forward(self, x: torch.Tensor, states: torch.Tensor, segments: Segments) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, states: torch.Tensor, segments: Segments, *, silu: bool = False) -> torch.Tensor:
         """Convolve x [tokens, channels], and advance the states [states, channels, taps - 1]."""
-        return self.ops.causal_conv(x, states, self.weight[:, 0], self.bias, segments)
+        return self.ops.causal_conv(x, states, self.weight[:, 0], self.bias, segments, silu=silu)

@@ -80,7 +80,7 @@ class Mamba(RecurrentLayer):
         inputs, channels = states
         sizes = self.mamba.step_rank, self.mamba.state_dim, self.mamba.state_dim
         values, gate = self.in_proj(x).chunk(2, 1)
-        values = F.silu(self.conv1d(values, inputs, segments))
+        values = self.conv1d(values, inputs, segments, silu=True)
         steps, b, c = (self._normalized(each) for each in self.x_proj(values).split_with_sizes(sizes, 1))
         steps, values = F.softplus(self.dt_proj(steps).float()), values.float()
         scan = SelectiveInputs(c, b, values, steps, -self.A_log.exp())
