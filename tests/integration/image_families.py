@@ -216,7 +216,7 @@ class Run:
 class Reference:
     """transformers' `generate` and image processor."""
 
-    def __init__(self, family: Family, directory: Path) -> None:
+    def __init__(self, family: Any, directory: Path) -> None:
         self._family = family
         self._directory = directory
         self._known: dict[str, tuple[list[int], list[float]]] = {}
@@ -235,10 +235,7 @@ class Reference:
         key = repr((tokens, parts))
         if key not in self._known:
             ids = torch.tensor([run.prompt(parts).ids])
-            images = [image(part) for part in parts if isinstance(part, str)]
-            given = self._family.inputs(self._family.processor(**self._family.preprocessor), images) if images else {}
-            if self._family.typed:
-                given[self._family.typed] = (ids == run.form.token_id).int()
+            given = self._inputs(run, ids, [part for part in parts if isinstance(part, str)])
             out = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -254,6 +251,14 @@ class Reference:
             chosen = torch.cat(out.logits).float().log_softmax(-1).gather(1, answer[:, None])
             self._known[key] = answer.tolist(), chosen.flatten().tolist()
         return self._known[key]
+
+    def _inputs(self, run: Run, ids: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return the inputs of the model beside the ids, for any images or sounds."""
+        processor = self._family.processor(**self._family.preprocessor)
+        made: dict[str, torch.Tensor] = self._family.inputs(processor, [image(name) for name in names]) if names else {}
+        if self._family.typed:
+            made[self._family.typed] = (ids == run.form.token_id).int()
+        return made
 
 
 def _of_pixtral(processor: Any, images: list[Image.Image]) -> dict[str, torch.Tensor]:

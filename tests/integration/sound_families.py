@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -24,7 +23,7 @@ from tercet.frontend.media.prompt_media import replacement_of
 from tercet.frontend.media.sound_decoder import DecodedSound
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.protocol.messages.audio import SoundFormat
-from tests.integration.image_families import ANSWER, FIRST_MARK, TEXT, Parts, Prompt, Run
+from tests.integration.image_families import FIRST_MARK, TEXT, Parts, Prompt, Reference, Run
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{% if message['content'] is string %}"
@@ -131,44 +130,22 @@ class HearingRun(Run):
         return Prompt(ids, placed_images(sounds, TextPrompt(text="", param="prompt"), ids, self.sounds))
 
 
-class HearingReference:
+class HearingReference(Reference):
     """transformers' `generate` and feature extractor."""
-
-    def __init__(self, family: Hearing, directory: Path) -> None:
-        self._family = family
-        self._directory = directory
-        self._known: dict[str, list[int]] = {}
-
-    @cached_property
-    def _model(self) -> Any:
-        kind = getattr(transformers, self._family.architecture)
-        return kind.from_pretrained(self._directory, attn_implementation="eager")
-
-    @torch.inference_mode()
-    def answer(self, run: HearingRun, parts: Parts, tokens: int = ANSWER) -> list[int]:
-        key = repr((tokens, parts))
-        if key not in self._known:
-            inputs = self._inputs(run, parts)
-            out = self._model.generate(
-                **inputs, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, eos_token_id=None
-            )
-            self._known[key] = out[0, inputs["input_ids"].shape[1] :].tolist()
-        return self._known[key]
 
     @torch.inference_mode()
     def logprobs(self, run: HearingRun, parts: Parts) -> list[float]:
         """Return the log-probability of each token of a prompt after the first."""
-        inputs = self._inputs(run, parts)
-        scores = self._model(**inputs).logits[0, :-1].log_softmax(-1)
-        found: list[float] = scores.gather(1, inputs["input_ids"][0, 1:, None])[:, 0].tolist()
+        ids = torch.tensor([run.prompt(parts).ids])
+        heard = self._inputs(run, ids, [part for part in parts if isinstance(part, str)])
+        scores = self._model(input_ids=ids, **heard).logits[0, :-1].log_softmax(-1)
+        found: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()
         return found
 
-    def _inputs(self, run: HearingRun, parts: Parts) -> dict[str, torch.Tensor]:
-        ids = torch.tensor([run.prompt(parts).ids])
-        sounds = [part for part in parts if isinstance(part, str)]
+    def _inputs(self, run: Run, ids: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
         features = transformers.WhisperFeatureExtractor.from_pretrained(self._directory)
-        heard = self._family.inputs(features, sounds) if sounds else {}
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **heard}
+        found: dict[str, torch.Tensor] = self._family.inputs(features, names) if names else {}
+        return found
 
 
 def _of_qwen(features: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -1,7 +1,6 @@
 """Models that hear, from WAV files to answers: whole, in chunks, beside text and from the prefix cache."""
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,12 @@ import pytest
 
 pytest.importorskip("soundfile")
 
-from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
+from tercet.protocol.messages.values import LogprobParams
 from tercet.scheduler.architectures import text_architecture
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.models.registry import family_of
-from tests.integration.image_families import FIRST_MARK, Parts
+from tests.integration.image_families import Parts
+from tests.integration.media_scripts import check_answers, check_interrupted, check_prefix_hits, words
 from tests.integration.sound_families import FAMILIES, LONG, Hearing, HearingReference, HearingRun
 
 
@@ -40,29 +40,18 @@ def run(directory: Path) -> Iterator[HearingRun]:
     made.worker.close()
 
 
-def words(count: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(3, FIRST_MARK), k=count)
-
-
 ONE: Parts = [words(5, 1), "odd", words(9, 2)]
 TWO: Parts = [words(21, 3), "short", words(2, 9), "longest", words(3, 4)]
 FOUR: Parts = ["shortest", words(2, 5), "odd", words(30, 6), "tone", words(1, 8), "short", words(4, 7)]
 ALL = {"one": ONE, "two": TWO, "four": FOUR, "text": [words(33, 8)]}
 
 
-def test_answers_equal_those_of_transformers(run: HearingRun, reference: HearingReference) -> None:
-    answers = run.answers(ALL)
-    assert answers == {name: reference.answer(run, parts) for name, parts in ALL.items()}
-    assert min(len({*answer}) for answer in answers.values()) > 3, "an answer of one token would prove little"
-    assert answers["one"] != reference.answer(run, [ONE[0], "tone", ONE[2]]), "another sound has another answer"
+def test_answers_equal_those_of_transformers(directory: Path, reference: HearingReference) -> None:
+    check_answers(HearingRun(directory), reference, ALL)
 
 
 def test_chunks_that_cut_sounds_change_no_answer(directory: Path, reference: HearingReference) -> None:
-    run = HearingRun(directory, budget=7)
-    answers = run.answers(ALL)
-    expected = {name: reference.answer(run, parts) for name, parts in ALL.items()}
-    run.worker.close()
-    assert answers == expected
+    check_answers(HearingRun(directory, budget=7), reference, ALL)
 
 
 def test_a_hundred_tokens_equal_those_of_transformers(run: HearingRun, reference: HearingReference) -> None:
@@ -80,10 +69,8 @@ def test_sounds_of_several_windows_equal_those_of_transformers(
 ) -> None:
     if not family.sounds.keys() & LONG.keys():
         pytest.skip("its sounds have one window")
-    run = HearingRun(directory, budget=64)
     asked: dict[str, Parts] = {name: [words(5, 1), name, words(3, 2), "odd"] for name in LONG}
-    assert run.answers(asked) == {name: reference.answer(run, parts) for name, parts in asked.items()}
-    run.worker.close()
+    check_answers(HearingRun(directory, budget=64), reference, asked)
 
 
 def test_each_sound_has_the_tokens_of_transformers(run: HearingRun, family: Hearing) -> None:
@@ -95,50 +82,13 @@ def test_each_sound_has_the_tokens_of_transformers(run: HearingRun, family: Hear
 def test_prefix_hits_before_inside_and_after_a_sound_change_no_answer(
     run: HearingRun, reference: HearingReference
 ) -> None:
-    encoded: list[int] = []
-    run.worker._runner._media._images._tower.register_forward_hook(lambda *_: encoded.append(1))  # type: ignore[union-attr]
-    before, after = words(14, 10), words(6, 11)
-    chats: list[Parts] = [
-        [before, "odd", after],
-        [before, "odd", after],
-        [before, "odd", words(5, 12)],
-        [before, "tone", after],
-        [before, "tone", after, "odd", words(3, 13)],
-    ]
-    hits = []
-    for number, parts in enumerate(chats):
-        counted = run.driver.core.counters.cached_tokens
-        assert run.answers({f"r{number}": parts})[f"r{number}"] == reference.answer(run, parts)
-        hits.append(run.driver.core.counters.cached_tokens - counted)
-    first, cut = len(run.prompt(chats[0]).ids), len(run.prompt([before]).ids)
-    assert hits[0] == 0
-    assert first - 4 <= hits[1] < first
-    assert first - 10 <= hits[2] < first
-    assert cut - 4 <= hits[3] < first - 10
-    assert hits[4] >= len(run.prompt(chats[3]).ids) - 4
-    assert len(encoded) == 2, "each sound is encoded once"
+    check_prefix_hits(run, reference, "odd", "tone")
 
 
 def test_retracted_forked_and_resumed_choices_get_the_same_answers(
     directory: Path, reference: HearingReference
 ) -> None:
-    run = HearingRun(directory, budget=48)
-    asked: dict[str, Parts] = {"one": ONE, "two": TWO}
-    for rid, parts in asked.items():
-        run.send(rid, parts, n=2)
-    begun = run.driver.output["resumed", 0] = reference.answer(run, FOUR)[:5]
-    run.send("resumed", FOUR, attempt=1, resume=[Resume(0, pack_ints(begun))])
-    for _ in range(9):
-        run.driver.step()
-    planner = run.driver.core.planner
-    for req in [req for req in planner.running if not req.in_flight]:
-        planner.retract(req)
-    run.driver.core.memory.flush()
-    run.driver.run()
-    expected = {(rid, index): reference.answer(run, parts) for rid, parts in asked.items() for index in (0, 1)}
-    assert run.driver.output == expected | {("resumed", 0): reference.answer(run, FOUR)}
-    assert run.driver.core.counters.retractions
-    run.worker.close()
+    check_interrupted(HearingRun(directory, budget=48), reference, {"one": ONE, "two": TWO}, FOUR)
 
 
 def test_models_that_are_not_supported_are_refused(family: Hearing, directory: Path, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.shard import Split
 from tercet.scheduler.testing import Driver, request
 from tests.integration.image_families import Parts, Prompt
+from tests.integration.media_scripts import words
 from tests.integration.sound_families import FAMILIES, HearingRun
-from tests.integration.test_sound_families import FOUR, ONE, words
+from tests.integration.test_sound_families import FOUR, ONE
 
 
 def answers(
