@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import signal
+from base64 import b64encode
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_channels_are_mixed(channels: int) -> None:
     assert error(saved(audio), audio.mean(axis=1)) < 5e-5
 
 
-@pytest.mark.parametrize("rate", [1000, 8000, 11_025, 12_345, 22_050, 44_100, 48_000, 192_000])
+@pytest.mark.parametrize("rate", [1000, 8000, 11_025, 12_345, 22_050, 44_100, 48_000, 96_000, 192_000])
 def test_odd_rates_are_resampled(rate: int) -> None:
     audio = voice(1, rate)
     expected = soxr.resample(audio[:, 0], rate, RATE).clip(-1, 1)
@@ -83,6 +84,20 @@ def test_odd_rates_are_resampled(rate: int) -> None:
 )
 def test_further_formats_are_read(kind: str, subtype: str | None) -> None:
     assert error(saved(voice(1), kind=kind, subtype=subtype), voice(1)[:, 0]) < 0.3
+
+
+def test_one_sample_is_audio() -> None:
+    assert [len(each) for each in windows(saved(voice(1)[:1]))] == [1]
+
+
+async def test_a_long_sound_comes_whole_in_parts(decoder: AudioDecoder) -> None:
+    audio = voice(95)[:, 0]
+    file = b64encode(saved(audio[:, None], subtype="PCM_16")).decode()
+    heard = np.frombuffer(await decoder.decode_sound(file, RATE, len(audio), "sound"), "<i2")
+    assert len(heard) == len(audio)
+    assert np.abs(heard / np.float32(32_768) - audio).max() < 4e-5
+    with pytest.raises(BadRequestError, match="at most 94"):
+        await decoder.decode_sound(file, RATE, len(audio) - 1, "sound")
 
 
 def test_a_tag_before_the_audio_is_skipped() -> None:

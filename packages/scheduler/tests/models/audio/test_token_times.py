@@ -55,6 +55,13 @@ def test_times_equal_those_of_transformers(directory: Path, reference: Reference
     assert max(times[-1] for times in expected.values()) > 1.0, "some tokens are late in the audio"
 
 
+def test_audio_shorter_than_a_position_has_times(directory: Path) -> None:
+    run = Run(directory)
+    send(run, "r", "short", [*run.prompt(TEXT), 40, 41, 42])
+    run.driver.run()
+    assert times_in(run.driver, "r") == [0.0] * 3
+
+
 def test_a_prompt_before_the_audio_has_no_times(directory: Path, reference: Reference) -> None:
     run = Run(directory)
     assert run.tokens.previous is not None
