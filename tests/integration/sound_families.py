@@ -191,7 +191,7 @@ FAMILIES = {
             "audio_token_id": FIRST_MARK,
         },
         text_type="llama",
-        marks=("[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]"),
+        marks=("[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]", "[INST]", "[/INST]"),
         written="[BEGIN_AUDIO][AUDIO]",
         tokens=lambda samples: -(-samples // (16_000 * SECONDS)) * SECONDS * 100 // 8,
         inputs=_of_voxtral,

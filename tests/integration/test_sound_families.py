@@ -73,6 +73,13 @@ def test_sounds_of_several_windows_equal_those_of_transformers(
     check_answers(HearingRun(directory, budget=64), reference, asked)
 
 
+def test_the_form_of_a_transcription_is_known(run: HearingRun, family: Hearing) -> None:
+    hears_speech = "[TRANSCRIBE]" in family.marks
+    assert run.sounds.transcription == (
+        "[INST][BEGIN_AUDIO][AUDIO][/INST]{language}[TRANSCRIBE]" if hears_speech else ""
+    )
+
+
 def test_each_sound_has_the_tokens_of_transformers(run: HearingRun, family: Hearing) -> None:
     for name, samples in family.sounds.items():
         [place] = run.prompt([name]).images

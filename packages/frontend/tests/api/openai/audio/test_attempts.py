@@ -65,7 +65,7 @@ async def test_a_text_that_repeats_itself_is_tried_again(
     engine_of: EngineOf, limits: ModelLimits, http_of: HttpOf
 ) -> None:
     def script(request: TokenizedGenerateReqInput, _: int) -> list[Token]:
-        return said("text", -0.1, tokens=100 if request.sampling.temperature < 0.2 else 2)
+        return said("text", -0.1, tokens=60 if request.sampling.temperature < 0.2 else 2)
 
     engine = made(engine_of, limits, script)
     async with serving(engine) as served:

@@ -146,6 +146,72 @@ async def test_other_parts_are_refused_by_name(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+async def transcribed(http: httpx2.AsyncClient, **fields: Any) -> Any:
+    data = {"model": "tiny", **fields}
+    return await http.post("/v1/audio/transcriptions", data=data, files={"file": ("a.wav", CAT, "audio/wav")})
+
+
+@pytest.fixture
+async def transcribing(engine: FakeEngine) -> AsyncIterator[Served]:
+    """Yield a frontend of a model that transcribes sounds."""
+    assert engine.limits.sounds is not None
+    sounds = msgspec.structs.replace(engine.limits.sounds, transcription="<s>hear </s> {language}<|im_end|>")
+    engine.limits = msgspec.structs.replace(engine.limits, sounds=sounds)
+    async with serving(engine) as running:
+        yield running
+
+
+async def test_a_sound_is_transcribed(
+    transcribing: Served, engine: FakeEngine, http_of: HttpOf, tokenizer: Tokenizer
+) -> None:
+    http = http_of(transcribing)
+    answer = await transcribed(http, language="German", temperature="0.5")
+    assert answer.json() == {
+        "text": "Hello world!",
+        "usage": {
+            "type": "tokens",
+            "input_tokens": len(unpack_ints(engine.requests()[0].input_ids)),
+            "input_token_details": {
+                "text_tokens": len(unpack_ints(engine.requests()[0].input_ids)) - 12,
+                "audio_tokens": 12,
+            },
+            "output_tokens": 4,
+            "total_tokens": len(unpack_ints(engine.requests()[0].input_ids)) + 4,
+        },
+    }
+    assert (await transcribed(http, response_format="text")).text == "Hello world!\n"
+    streamed = await transcribed(http, stream="true")
+    events = [msgspec.json.decode(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert "".join(each["delta"] for each in events[:-1]) == events[-1]["text"] == "Hello world!"
+    with_language, without, _ = ([*unpack_ints(each.input_ids)] for each in engine.requests())
+    for ids, language in ((with_language, "lang:de"), (without, "")):
+        text = f"<s>hear {'</s>' * 12} {language}<|im_end|>"
+        assert ids == tokenizer.encode(text, add_special_tokens=False).ids
+    assert engine.requests()[0].sampling.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "why"),
+    [
+        ({"response_format": "srt"}, "response_format", "json or text"),
+        ({"prompt": "hello"}, "prompt", "takes no 'prompt'"),
+        ({"language": "elvish"}, "language", "no language"),
+    ],
+)
+async def test_what_a_transcript_of_a_sound_lacks_is_named(
+    transcribing: Served, http_of: HttpOf, fields: dict[str, str], param: str, why: str
+) -> None:
+    answer = await transcribed(http_of(transcribing), **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert why in answer.json()["error"]["message"]
+
+
+async def test_models_that_hear_transcribe_only_if_they_have_a_form(served: Served, http_of: HttpOf) -> None:
+    answer = await transcribed(http_of(served))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "The model 'tiny' takes no audio."
+
+
 async def test_a_text_has_sounds_in_its_places(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     cat, dog = (base64.b64encode(file).decode() for file in (CAT, DOG))
     bodies: list[dict[str, Any]] = [

@@ -80,6 +80,9 @@ class SoundFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Positions of the encoder, of two features each, in a token."""
     window: int = 0
     """Samples that the encoder sees at once, to whole multiples of which a sound is padded; 0 without padding."""
+    transcription: str = ""
+    """Prompt for the transcript of a sound, with the marker, and `{language}` in the place of a language as `lang:en`.
+    Empty if the model has none."""
 
     @property
     def max_tokens(self) -> int:

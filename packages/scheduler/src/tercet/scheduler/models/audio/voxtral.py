@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from msgspec.structs import replace
 
 from tercet.protocol.messages.audio import SoundFormat
 from tercet.scheduler.architectures import named_architecture
 from tercet.scheduler.device.time_slices import pause
-from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.model_files import ModelError, read_json, tokenizer_files
 from tercet.scheduler.models.audio.audio_model import FULL_SCALE, Samples
 from tercet.scheduler.models.audio.sound_form import sound_form
 from tercet.scheduler.models.audio.sound_model import SoundModel, SoundTower
 from tercet.scheduler.models.audio.whisper import feature_sizes
 from tercet.scheduler.models.config.config_fields import Fields
+from tercet.scheduler.tokenizer_files import added_token_texts
 
 _ARCHITECTURE = "VoxtralForConditionalGeneration"
 _TOKEN = 24
@@ -27,6 +29,8 @@ _SIZES = {"hidden_size": 1280, "intermediate_size": 5120}
 """transformers' defaults of the encoder's."""
 _NAMES = {"audio_tower.": "audio_tower.", "multi_modal_projector.": "multi_modal_projector."}
 _CONFIGS = ("audio_config", "text_config", "projector_hidden_act")
+_BEGIN = "<s>"
+_TRANSCRIPTION_TOKENS = {"[INST]", "[BEGIN_AUDIO]", "[/INST]", "[TRANSCRIBE]"}
 _RANGE = 8.0
 """Powers of ten between the loudest feature of a sound and the quietest that counts."""
 
@@ -83,6 +87,10 @@ def sound_model(directory: Path) -> SoundModel | None:
         raise ModelError(f"audio_config: intermediate_size {grouped} does not hold whole positions of {hidden} values")
     token_id = Fields(config).count("audio_token_id", _TOKEN)
     form = sound_form(directory, audio, token_id, pooled=pooled, most_windows=_WINDOWS)
+    known = set(added_token_texts(tokenizer_files(directory)).values())
+    if known >= _TRANSCRIPTION_TOKENS:
+        begin = _BEGIN if _BEGIN in known else ""
+        form = replace(form, transcription=f"{begin}[INST][BEGIN_AUDIO]{form.marker}[/INST]{{language}}[TRANSCRIBE]")
     build = partial(_build, config, feature_sizes(directory), form)
     return SoundModel(form=form, build=build, names=_NAMES)
 

@@ -12,6 +12,7 @@ from tercet.frontend.api.generation_response import respond
 from tercet.frontend.api.openai.audio.attempts import TEMPERATURES, Attempts, generated
 from tercet.frontend.api.openai.audio.languages import code_of
 from tercet.frontend.api.openai.audio.schema import TranscriptionRequest, TranslationRequest
+from tercet.frontend.api.openai.audio.sound_transcripts import transcribe_sound
 from tercet.frontend.api.openai.audio.transcript_body import Transcript, TranscriptBody
 from tercet.frontend.api.openai.audio.transcripts import MEDIA_TYPES, TranscriptWriter
 from tercet.frontend.errors import BadRequestError, PayloadTooLargeError, ServerError, UnsupportedParameterError
@@ -83,6 +84,9 @@ class OpenAIServingAudio:
         stream: bool = False,
     ) -> Response:
         model = await self._manager.adapters.model(body.model)
+        sounds = model.limits.sounds
+        if sounds is not None and sounds.transcription and isinstance(body, TranscriptionRequest):
+            return await transcribe_sound(request, self._manager, model, sounds, body)
         model.check_audio(given=True)
         form = model.limits.audio
         assert form is not None
