@@ -87,6 +87,36 @@ def test_openais_client_gets_the_texts_of_transformers(hearing: Server, director
     assert texts == dict.fromkeys((0, 1), expected)
 
 
+@torch.inference_mode()
+def test_sounds_of_several_windows_get_the_texts_of_transformers(start: Callable[..., Server], tmp_path: Path) -> None:
+    family = FAMILIES["Voxtral"]
+    directory = family.write(tmp_path / "voxtral")
+    server = start(str(directory), "--dtype", "float32", "--kv-cache-bytes", "64MiB").wait()
+    names = ["three windows", "odd"]
+    parts: list[str | Path] = ["Hear ", *map(Path, names), "?"]
+    asked: list[Any] = [{"role": "user", "content": content_of(parts)}]
+    create: Any = server.client().chat.completions.create
+    answer = create(model="voxtral", messages=asked, extra_body={"return_token_ids": True}, **GREEDY)
+    tokenizer: Any = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    placeholders = [f"[BEGIN_AUDIO]{'[AUDIO]' * family.tokens(family.sounds[name])}" for name in names]
+    ids = tokenizer.encode(f"<|user|>Hear {''.join(placeholders)}?<|end|><|assistant|>", add_special_tokens=False)
+    assert answer.prompt_token_ids == ids
+    model: Any = transformers.VoxtralForConditionalGeneration.from_pretrained(directory, attn_implementation="eager")
+    features = transformers.WhisperFeatureExtractor.from_pretrained(directory)
+    prompt = torch.tensor([ids])
+    made = {"do_sample": False, "max_new_tokens": ANSWER, "eos_token_id": 0, "pad_token_id": 0}
+    out = model.generate(prompt, attention_mask=torch.ones_like(prompt), **family.inputs(features, names), **made)
+    said = out[0, len(ids) :].tolist()
+    assert len(set(said)) > 3, "an answer of one token would prove little"
+    assert answer.choices[0].message.content == tokenizer.decode(said, skip_special_tokens=True)
+    transcript = server.client().audio.transcriptions.create(model="voxtral", file=("a.wav", wav("odd")), language="en")
+    assert transcript.usage is not None
+    assert transcript.usage.type == "tokens"
+    assert transcript.usage.input_token_details is not None
+    assert transcript.usage.input_token_details.audio_tokens == family.tokens(family.sounds["odd"])
+    assert server.stop() == 0, "\n".join(server.lines)
+
+
 def test_a_model_that_reads_text_only_refuses_the_part(client: OpenAI, model: str) -> None:
     asked: list[Any] = [{"role": "user", "content": content_of(["Hear", Path("odd")])}]
     with pytest.raises(BadRequestError) as error:
