@@ -11,7 +11,7 @@ COPY packages/frontend packages/frontend
 ENV PIP_PYTHON=/opt/tercet PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
 # hf_xet downloads models, which only schedulers do. Only audio needs numpy: 80 MB, kept with --build-arg AUDIO=1.
 ARG AUDIO=""
-RUN pip install --no-cache-dir -c constraints.txt packages/protocol "packages/frontend[media]" \
+RUN pip install --no-cache-dir -c constraints.txt packages/protocol "packages/frontend[media,video]" \
     && pip uninstall --yes hf_xet \
     && if [ -z "$AUDIO" ]; then pip uninstall --yes cffi numpy pycparser soundfile soxr; fi
 

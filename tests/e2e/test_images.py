@@ -251,7 +251,7 @@ def test_another_key_s_image_is_not_in_the_cache(seeing: Server, files: list[Pat
 def answer_of_qwen(directory: Path, files: Sequence[Path]) -> tuple[Ids, str]:
     """Return the ids of the prompt "See <image> and <image>?", and transformers' answer."""
     inputs = Qwen2VLImageProcessorPil.from_pretrained(directory)([*map(Image.open, files)], return_tensors="pt")
-    begin, end, pad = qwen.MARKS
+    begin, end, pad, _ = qwen.MARKS
     shown = [begin + pad * (int(grid.prod()) // qwen.MERGE**2) + end for grid in inputs["image_grid_thw"]]
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     prompt = f"<|user|>See {shown[0]} and {shown[1]}?<|end|><|assistant|>"

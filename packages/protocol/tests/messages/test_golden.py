@@ -49,6 +49,7 @@ from tercet.protocol.messages.values import (
     pack_floats,
     pack_ints,
 )
+from tercet.protocol.messages.video import ClipPixels, FrameSampling, VideoFormat
 from tercet.protocol.messages.weight_transfers import (
     DestroyWeightsUpdateGroupReq,
     GetWeightsByNameReq,
@@ -137,6 +138,21 @@ MESSAGES: list[m.Message] = [
             ),
             sounds=SOUNDS,
             embeddings=FORM,
+            video=VideoFormat(
+                frames=2,
+                sampling=FrameSampling(per_second=2.0, min_frames=4, max_frames=768, to_last=True),
+                size=ClipPixels(min_pixels=4096, max_pixels=25_165_824, frame_pixels=786_432),
+                patch=32,
+                resample=3,
+                marker="<video>",
+                token="<video>",
+                token_id=31_997,
+                max_tokens=768,
+                stamp="<{seconds:.1f} seconds>",
+                prefix="<begin>",
+                suffix="<end>",
+                positions_per_second=2.0,
+            ),
         ),
         identity=ModelIdentity(
             weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo", weights_path="/ckpt/7"
@@ -179,7 +195,10 @@ MESSAGES: list[m.Message] = [
         prediction=pack_ints([42, 128_000]),
         tenant="00ff" * 8,
         traced=True,
-        images=[ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2, original=(61, 47))],
+        images=[
+            ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2, original=(61, 47)),
+            ImageInput(sha256=b"\x0e" * 32, height=28, width=28, first=4, tokens=1, frames=2, clip=3, time=2),
+        ],
         audio=AudioInput(sha256=b"\xf0" * 32, transcript=Transcript.TIMESTAMPS),
         sounds=[SoundInput(sha256=b"\x0f" * 32, samples=640, first=1, tokens=1)],
         embedded=True,

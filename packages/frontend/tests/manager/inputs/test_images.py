@@ -23,7 +23,7 @@ FORM = ImageFormat(
     token_id=7,
     max_tokens=2,
 )
-MODEL: Any = SimpleNamespace(limits=SimpleNamespace(images=FORM, sounds=None))
+MODEL: Any = SimpleNamespace(limits=SimpleNamespace(images=FORM, sounds=None, video=None))
 
 
 class Decoder:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.values import SamplingParams
-from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit
+from tercet.scheduler.core.images import PlannedImage
+from tercet.scheduler.core.plan import Row, SlotInit
 from tercet.scheduler.executor.media.embedding_cache import EmbeddingCache
 from tercet.scheduler.executor.media.images import ImageStore, StepImages
 

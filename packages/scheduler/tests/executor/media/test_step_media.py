@@ -9,8 +9,8 @@ import torch
 
 from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.values import SamplingParams
-from tercet.scheduler.core.images import ALL_TOKENS
-from tercet.scheduler.core.plan import Plan, PlannedImage, Row, SlotInit
+from tercet.scheduler.core.images import ALL_TOKENS, PlannedImage
+from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.time_slices import pause
 from tercet.scheduler.executor.media.images import ImageStore, StepImages
 from tercet.scheduler.executor.media.step_media import StepMedia

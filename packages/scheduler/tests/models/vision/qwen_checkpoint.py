@@ -6,14 +6,16 @@ from typing import Any
 
 from packages.scheduler.tests.conftest import VOCAB_SIZE, write_tokenizer
 
-MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
-START, END, IMAGE = range(VOCAB_SIZE - 5, VOCAB_SIZE - 2)
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+START, END, IMAGE, VIDEO = range(VOCAB_SIZE - 5, VOCAB_SIZE - 1)
 PATCH, MERGE = 4, 2
 SQUARE = PATCH * MERGE
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _TEXT = {
@@ -86,7 +88,7 @@ def write_qwen(directory: Path, family: str = "Qwen2_5_VL", *, old: bool = True)
         vision_start_token_id=START,
         vision_end_token_id=END,
         image_token_id=IMAGE,
-        video_token_id=VOCAB_SIZE - 1,
+        video_token_id=VIDEO,
     )
     with torch.random.fork_rng():
         torch.manual_seed(7)

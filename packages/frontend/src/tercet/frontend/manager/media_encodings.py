@@ -36,7 +36,7 @@ async def placed_media(
     """
     form = form_of(model.limits)
     every = zip(images, requests, prompts, strict=True)
-    placed = [placed_images(shown, request.prompt, ids, form) for shown, request, ids in every]
+    placed = [placed_images(shown, request.prompt, ids, form, model.limits.video) for shown, request, ids in every]
     if model.limits.embeddings is None or not any(placed):
         return placed
     encodings = Encodings(table, model, model.limits.embeddings)

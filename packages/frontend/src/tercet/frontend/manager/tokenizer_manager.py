@@ -29,6 +29,7 @@ from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
 from tercet.frontend.media.audio_decoder import AudioDecoder
 from tercet.frontend.media.image_decoder import Fetcher, ImageDecoder
+from tercet.frontend.media.video.decoder import VideoDecoder
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
 from tercet.frontend.routing.control import Control
@@ -77,6 +78,7 @@ class TokenizerManager:
         self.grammars = GrammarChecker()
         self.images = ImageDecoder(fetcher=fetcher)
         self.audio = AudioDecoder()
+        self.videos = VideoDecoder(fetcher=fetcher)
         self.status = StatusFeed(outbox, models, requests)
         self._message_handler = MessageHandler(
             outbox, models, requests, self.control, self.peer_metrics, self.status, self._on_peers_changed
@@ -146,6 +148,7 @@ class TokenizerManager:
         await self.grammars.close()
         await self.images.close()
         await self.audio.close()
+        await self.videos.close()
         await asyncio.gather(self.requests.turns.close(), self.requests.reports.close())
 
     def new_id(self) -> str:

@@ -49,8 +49,10 @@ class DecodedImage(msgspec.Struct, frozen=True, kw_only=True):
 class Fetcher(Protocol):
     """Reader of files at http and https URLs."""
 
-    def file(self, source: ImageSource) -> AbstractAsyncContextManager[bytes]:
-        """Read a file. Raises ApiError."""
+    def file(
+        self, source: ImageSource, noun: str = "image", max_bytes: int = MAX_FILE_BYTES
+    ) -> AbstractAsyncContextManager[bytes]:
+        """Read a file, which errors call by a noun. Raises ApiError."""
         ...
 
 

@@ -24,6 +24,8 @@ from tercet.frontend.media.addresses import is_public
 from tercet.frontend.media.image_decoder import MAX_FILE_BYTES, ImageSource
 
 MAX_URL = 8192
+MAX_VIDEO_BYTES = 25_165_824
+"""Maximum bytes of a clip's file."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HEADERS = (("User-Agent", f"tercet/{__version__}"), ("Accept", "image/*"), ("Accept-Encoding", "identity"))
 _URL_CHARACTERS = "".join(chr(code) for code in range(0x21, 0x7F))
@@ -48,7 +50,8 @@ class _RefusedError(Exception):
 class ImageFetcher:
     """Reader of up to `slots` files at once. Files beyond `max_waiting` are refused.
 
-    A file has `seconds` to arrive, and at most `max_bytes`. Tests replace `resolve` and `network`.
+    A file has `seconds` to arrive, and at most `max_bytes`; a read may ask for less. Tests replace `resolve` and
+    `network`.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class ImageFetcher:
         slots: int = 8,
         max_waiting: int = 64,
         seconds: float = 10.0,
-        max_bytes: int = MAX_FILE_BYTES,
+        max_bytes: int = MAX_VIDEO_BYTES,
     ) -> None:
         self._hosts = hosts
         self._network = _PublicNetwork(resolve, network or httpcore2.AnyIOBackend())
@@ -69,15 +72,17 @@ class ImageFetcher:
         self._max_bytes = max_bytes
 
     @asynccontextmanager
-    async def file(self, source: ImageSource) -> AsyncIterator[bytes]:
+    async def file(
+        self, source: ImageSource, noun: str = "image", max_bytes: int = MAX_FILE_BYTES
+    ) -> AsyncIterator[bytes]:
         """Read a file, and hold its slot while it is used, so that slots bound memory, too. Raises ApiError."""
         try:
             origin, target = self._place(source.url)
             async with self._slots.slot():
-                yield await self._read(origin, target)
+                yield await self._read(origin, target, min(max_bytes, self._max_bytes))
         except _RefusedError as error:
             raise BadRequestError(
-                f"The image is refused: {error}.", param=source.param, code="invalid_image_url"
+                f"The {noun} is refused: {error}.", param=source.param, code=f"invalid_{noun}_url"
             ) from None
 
     def _place(self, url: str) -> tuple[Origin, str]:
@@ -99,7 +104,7 @@ class ImageFetcher:
         origin = Origin(parts.scheme.encode(), host.encode("ascii"), port)
         return origin, quote(target, safe=_URL_CHARACTERS)
 
-    async def _read(self, origin: Origin, target: str) -> bytes:
+    async def _read(self, origin: Origin, target: str, max_bytes: int) -> bytes:
         tls = self._tls if origin.scheme == b"https" else None
         url = httpcore2.URL(scheme=origin.scheme, host=origin.host, port=origin.port, target=target)
         connection = AsyncHTTPConnection(origin, tls, network_backend=self._network)
@@ -113,24 +118,25 @@ class ImageFetcher:
                     raise _RefusedError("its host redirects to another URL, which is not followed")
                 if response.status != 200:
                     raise _RefusedError(f"its host answers with status {response.status}")
-                return await self._content(response)
+                return await _content(response, max_bytes)
         except TimeoutError:
             raise _RefusedError(f"its host takes more than {self._seconds:g} s") from None
         except _FAILURES:
             raise _RefusedError("its host cannot be reached, or does not answer as HTTP/1.1 wants it") from None
 
-    async def _content(self, response: httpcore2.Response) -> bytes:
-        content = bytearray()
-        async for chunk in response.aiter_stream():
-            content += chunk
-            if len(content) > self._max_bytes:
-                raise _RefusedError(f"its file has more than {self._max_bytes} bytes")
-            await asyncio.sleep(0)  # many small chunks may have come at once
-        return bytes(content)
-
     @cached_property
     def _tls(self) -> SSLContext:
         return httpcore2.default_ssl_context()
+
+
+async def _content(response: httpcore2.Response, max_bytes: int) -> bytes:
+    content = bytearray()
+    async for chunk in response.aiter_stream():
+        content += chunk
+        if len(content) > max_bytes:
+            raise _RefusedError(f"its file has more than {max_bytes} bytes")
+        await asyncio.sleep(0)  # many small chunks may have come at once
+    return bytes(content)
 
 
 class _PublicNetwork(AsyncNetworkBackend):

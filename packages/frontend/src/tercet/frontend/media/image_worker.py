@@ -24,7 +24,7 @@ MEMORY = 1024 * 1024 * 1024
 _WHITE = (255, 255, 255, 255)
 
 
-class _RefusedError(Exception):
+class RefusedError(Exception):
     """Image that is not decoded; the message is for the client."""
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     """Process orders until the input ends."""
     detach()
     Image.init()
-    Image.MAX_IMAGE_PIXELS = None  # `_open` checks the size, and raises no warnings
+    Image.MAX_IMAGE_PIXELS = None  # `open_image` checks the size, and raises no warnings
     limit_memory(MEMORY)
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while (data := read_frame(source)) is not None:
@@ -46,7 +46,7 @@ def main() -> None:
 def _decoded(order: Decode) -> Decoded:
     try:
         return decoded_image(order)
-    except (_RefusedError, AspectRatioError) as error:
+    except (RefusedError, AspectRatioError) as error:
         return Decoded(error=str(error))
     except MemoryError:
         return Decoded(error="it takes too much memory to decode")
@@ -56,31 +56,32 @@ def _decoded(order: Decode) -> Decoded:
 
 def decoded_image(order: Decode) -> Decoded:
     """Return the first frame of a file, upright and resized. Raises an error for a file that is refused or damaged."""
-    image = ImageOps.exif_transpose(_open(order.file or _file(order.base64)))
-    array, grid = arranged(_rgb(image), order.size, order.patch, order.resample)
+    image = ImageOps.exif_transpose(open_image(order.file or file_of(order.base64)))
+    array, grid = arranged(rgb_of(image), order.size, order.patch, order.resample)
     original = (image.height, image.width) if isinstance(order.size, AnyResolution) else ()
     return Decoded(array=array.tobytes(), height=array.height, width=array.width, grid=grid, original=original)
 
 
-def _file(text: str) -> bytes:
+def file_of(text: str) -> bytes:
+    """Return the file of a base64 text. Raises RefusedError."""
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
-        raise _RefusedError("it is no base64") from None
+        raise RefusedError("it is no base64") from None
 
 
-def _open(file: bytes) -> Image.Image:
-    """Read the header of a file, and refuse too large an image before it is decoded."""
+def open_image(file: bytes) -> Image.Image:
+    """Read the header of a file. Raises RefusedError for too large an image, before it is decoded."""
     try:
         image = Image.open(BytesIO(file), formats=FORMATS)
     except UnidentifiedImageError:
-        raise _RefusedError(f"it is none of {', '.join(FORMATS)}") from None
+        raise RefusedError(f"it is none of {', '.join(FORMATS)}") from None
     if (pixels := image.width * image.height) > MAX_PIXELS:
-        raise _RefusedError(f"it has {pixels} pixels, and at most {MAX_PIXELS} are decoded")
+        raise RefusedError(f"it has {pixels} pixels, and at most {MAX_PIXELS} are decoded")
     return image
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def rgb_of(image: Image.Image) -> Image.Image:
     """Return an image in RGB, on white where it is transparent, as transformers' image processors have it."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image.convert("RGB")

@@ -27,6 +27,8 @@ IMAGE: Message = {"type": "image"}
 """Part of a content in the place of an image, as transformers' processors give it to templates."""
 SOUND: Message = {"type": "audio", "audio": ""}
 """The same of a sound. Templates look for the type or for the key."""
+VIDEO: Message = {"type": "video"}
+_MEDIA = (IMAGE, SOUND, VIDEO)
 _OWN_KEYS = frozenset({"role", "content"})
 _TEMPLATE_KEYS = frozenset(
     {
@@ -228,20 +230,20 @@ def text_of(message: Message) -> str | None:
 
 
 def _escaped_part(part: Message, escape: Escape) -> Message:
-    return part if part in (IMAGE, SOUND) else {"type": "text", "text": escape(part["text"])}
+    return part if part in _MEDIA else {"type": "text", "text": escape(part["text"])}
 
 
 def has_images(message: Message) -> bool:
-    """Return whether the content of a message has images or sounds."""
+    """Return whether the content of a message has images, sounds or clips."""
     content = message.get("content")
-    return isinstance(content, list) and (IMAGE in content or SOUND in content)
+    return isinstance(content, list) and any(part in _MEDIA for part in content)
 
 
 def parts_of(message: Message) -> list[Message]:
     """Return the content of a message as parts, without empty ones."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return [part for part in parts if part in (IMAGE, SOUND) or part.get("text")]
+    return [part for part in parts if part in _MEDIA or part.get("text")]
 
 
 def escaped(value: Any, escape: Escape) -> Any:

@@ -24,7 +24,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     param: str = "messages"
     """Client's parameter name for error messages."""
     images: Sequence[Source] = ()
-    """Images or sounds of the messages, in order: their parts are `message_form.IMAGE` or `SOUND`."""
+    """Images, clips or sounds of the messages, in order: their parts are `message_form.IMAGE`, `VIDEO` or `SOUND`."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class TextPrompt(msgspec.Struct, frozen=True):
     add_special_tokens: bool = True
     param: str = "prompt"
     images: Sequence[Source] = ()
-    """Images in the places of the text that the model's `ImageFormat.marker` names."""
+    """Images and clips in the places of the text that the markers of the model's formats name."""
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.media.prompt_media import Decoded, form_of, replacement_of
+from tercet.frontend.media.prompt_media import Decoded, replacements_of
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.files import read_text, reading
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of
@@ -189,20 +189,18 @@ class ServedModel:
 
     def _with_placeholders(self, text: str, prompt: ChatPrompt | TextPrompt, images: Sequence[Decoded]) -> str:
         """Put placeholder tokens into a text or a rendered chat, in the place of its images."""
-        form = form_of(self.limits)
-        if not images or form is None:
-            return text
-        texts = [replacement_of(image, form) for image in images]
-        replaced = self.tokenizer.replace_control(text, form.marker, texts)
-        if replaced is None:
-            noun, nouns = ("images", "images") if self.limits.sounds is None else ("audio", "audio clips")
-            raise BadRequestError(
-                f"The model's chat template takes no {noun} here."
-                if isinstance(prompt, ChatPrompt)
-                else f"The text must have {form.marker!r} for each of its {len(images)} {nouns}, and nowhere else.",
-                param=prompt.images[0].param,
-            )
-        return replaced
+        for marker, texts in replacements_of(images, self.limits).items():
+            replaced = self.tokenizer.replace_control(text, marker, texts)
+            if replaced is None:
+                nouns = "images" if self.limits.sounds is None else "audio clips"
+                raise BadRequestError(
+                    "The model's chat template takes no images, videos or audio here."
+                    if isinstance(prompt, ChatPrompt)
+                    else f"The text must have {marker!r} for each of its {len(texts)} {nouns}, and nowhere else.",
+                    param=prompt.images[0].param,
+                )
+            text = replaced
+        return text
 
     def check_length(self, text: str, param: str, *, must_fit: bool = True) -> None:
         """Refuse a text that is too long before it is tokenized. Raises BadRequestError."""

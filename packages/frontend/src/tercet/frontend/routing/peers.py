@@ -7,9 +7,7 @@ from msgspec import structs
 
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.membership.heartbeat_timer import is_stuck
-from tercet.protocol.messages.audio import AudioFormat, SoundFormat
 from tercet.protocol.messages.embedding_form import EmbeddingForm
-from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.messages import Heartbeat, Ready
 from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Phase, Role
 
@@ -222,7 +220,5 @@ def known_limits(limits: ModelLimits) -> ModelLimits:
     return limits if form is None else structs.replace(limits, images=form.images, sounds=form.sounds)
 
 
-def _forms(
-    limits: ModelLimits,
-) -> tuple[ImageFormat | None, AudioFormat | None, SoundFormat | None, EmbeddingForm | None]:
-    return limits.images, limits.audio, limits.sounds, limits.embeddings
+def _forms(limits: ModelLimits) -> tuple[object, ...]:
+    return limits.images, limits.audio, limits.sounds, limits.embeddings, limits.video

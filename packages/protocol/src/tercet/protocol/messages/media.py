@@ -195,7 +195,7 @@ class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
-    """Image in a prompt, whose array is a raw frame of the message."""
+    """Image in a prompt, or a group of frames of a clip, whose array is a raw frame of the message."""
 
     sha256: bytes
     """Hash of the array and its size, 32 bytes."""
@@ -207,8 +207,14 @@ class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens from its first to its last placeholder token."""
     original: tuple[int, ...] = ()
     """Height and width before it was resized, of an image in `AnyResolution`, whose embeddings depend on them."""
+    frames: int = 0
+    """Frames of a group; 0 for an image."""
+    clip: int = -1
+    """First token of the clip of a group whose position depends on the groups before it; -1 for any other one."""
+    time: int = 0
+    """Position of such a group relative to the first one of its clip."""
 
     @property
     def array_bytes(self) -> int:
         """Return the size of the array in bytes."""
-        return 3 * self.height * self.width
+        return 3 * self.height * self.width * max(self.frames, 1)

@@ -11,6 +11,7 @@ import msgspec
 from tercet.protocol.messages.audio import AudioFormat, SoundFormat
 from tercet.protocol.messages.embedding_form import EmbeddingForm
 from tercet.protocol.messages.media import ImageFormat
+from tercet.protocol.messages.video import VideoFormat
 
 WIRE_VERSION = (1, 1)
 """(major, minor) of the messages. Independent of the package version: see `tercet.protocol.messages.messages`."""
@@ -312,6 +313,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Form of sounds in prompts; None if the scheduler takes none. A model with it takes no images."""
     embeddings: EmbeddingForm | None = None
     """Form of embeddings that are taken in the place of arrays, whose form is in it and not in `images` or `sounds`."""
+    video: VideoFormat | None = None
+    """Form of clips; None if the scheduler takes none."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,23 +1,46 @@
 """Images and sounds in prompts: their keys in the prefix cache, and the chunks that keep images whole.
 
 Every token of an image has the image's number as its key: a negative one, so that no token id equals it.
-Equal images of a namespace have equal numbers, and different images never do. All of this holds for sounds, too.
+Equal images of a namespace have equal numbers, and different images never do. All of this holds for sounds, too, and
+for groups of frames: their positions depend on their time in the clip, so equal groups at other times are different.
 """
 
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import msgspec
+
 from tercet.protocol.messages.audio import SoundFormat, SoundInput
 from tercet.protocol.messages.media import ImageFormat, ImageInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import unpack_ints
-from tercet.scheduler.core.plan import PlannedImage
+from tercet.protocol.messages.video import VideoFormat
 
 _HASH_BYTES = 32
 Input = ImageInput | SoundInput
 ALL_TOKENS = 2**31
 """More tokens than any choice has."""
+
+
+class PlannedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """Image, group of frames or sound whose embeddings take the place of placeholder tokens among the `tokens` from
+    `first` on.
+
+    Equal images of one namespace have the same `number`. Height and width of a sound are 0.
+    """
+
+    number: int
+    sha256: bytes
+    height: int
+    width: int
+    first: int
+    tokens: int
+    original: tuple[int, ...] = ()
+    """See `ImageInput`, as the fields that follow."""
+    frames: int = 0
+    clip: int = -1
+    time: int = 0
 
 
 class ImageNumbers:
@@ -28,12 +51,12 @@ class ImageNumbers:
 
     def __init__(self, most: int = 65_536) -> None:
         self._most = most
-        self._numbers: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        self._numbers: OrderedDict[tuple[str, bytes, int], int] = OrderedDict()
         self._last = 0
 
-    def of(self, namespace: str, sha256: bytes) -> int:
-        """Return the number of an image."""
-        key = namespace, sha256
+    def of(self, namespace: str, sha256: bytes, time: int = 0) -> int:
+        """Return the number of an image, or of a group of frames at its time."""
+        key = namespace, sha256, time
         number = self._numbers.get(key)
         if number is None:
             self._last -= 1
@@ -50,18 +73,7 @@ class PromptImages:
 
     def __init__(self, images: Sequence[Input], namespace: str, numbers: ImageNumbers, *, whole: bool) -> None:
         self.inputs = list(images)
-        self.planned = [
-            PlannedImage(
-                number=numbers.of(namespace, each.sha256),
-                sha256=each.sha256,
-                height=each.height if isinstance(each, ImageInput) else 0,
-                width=each.width if isinstance(each, ImageInput) else 0,
-                first=each.first,
-                tokens=each.tokens,
-                original=each.original if isinstance(each, ImageInput) else (),
-            )
-            for each in images
-        ]
+        self.planned = [_planned(each, namespace, numbers) for each in images]
         self._ids: list[array[int]] = []
         self._whole = whole
 
@@ -96,47 +108,87 @@ class PromptImages:
         return count
 
 
+def _planned(each: Input, namespace: str, numbers: ImageNumbers) -> PlannedImage:
+    if isinstance(each, SoundInput):
+        number = numbers.of(namespace, each.sha256)
+        return PlannedImage(number=number, sha256=each.sha256, height=0, width=0, first=each.first, tokens=each.tokens)
+    return PlannedImage(
+        number=numbers.of(namespace, each.sha256, each.time),
+        sha256=each.sha256,
+        height=each.height,
+        width=each.width,
+        first=each.first,
+        tokens=each.tokens,
+        original=each.original,
+        frames=each.frames,
+        clip=each.clip,
+        time=each.time,
+    )
+
+
 def inputs_of(request: TokenizedGenerateReqInput) -> list[Input]:
     """Return the images and the sounds of a request."""
     return [*request.images, *request.sounds]
 
 
 def image_error(
-    request: TokenizedGenerateReqInput, form: ImageFormat | None, sounds: SoundFormat | None = None
+    request: TokenizedGenerateReqInput,
+    form: ImageFormat | None,
+    sounds: SoundFormat | None = None,
+    video: VideoFormat | None = None,
 ) -> str | None:
-    """Return the fault in the images or the sounds of a request, or None."""
-    if request.images and form is None:
+    """Return the fault in the images, the clips or the sounds of a request, or None."""
+    if any(not each.frames for each in request.images) and form is None:
         return "this scheduler takes no images"
+    if any(each.frames for each in request.images) and video is None:
+        return "this scheduler takes no clips"
     if request.sounds and (sounds is None or request.images):
         return "this scheduler takes no sounds in prompts" if sounds is None else "a request has images and sounds"
-    if request.images and form is not None:
-        return _place_error(request, request.images, form)
-    return _place_error(request, request.sounds, sounds) if sounds is not None else None
+    return _place_error(request, form, sounds, video) or clip_error(request.images)
 
 
 def _place_error(
-    request: TokenizedGenerateReqInput, inputs: Sequence[Input], form: ImageFormat | SoundFormat
+    request: TokenizedGenerateReqInput, form: ImageFormat | None, sounds: SoundFormat | None, video: VideoFormat | None
 ) -> str | None:
     ids = unpack_ints(request.input_ids)
-    noun = "an image" if isinstance(form, ImageFormat) else "a sound"
     end = 0
-    for each in inputs:
+    for each in inputs_of(request):
+        noun = "a sound" if isinstance(each, SoundInput) else "a group of frames" if each.frames else "an image"
+        own = sounds if isinstance(each, SoundInput) else video if each.frames else form
         before, end = end, each.first + each.tokens
         if len(each.sha256) != _HASH_BYTES or not before <= each.first < end <= len(ids):
             return f"{noun} has no place in the prompt"
-        if each.tokens > form.max_tokens or (count := _embeddings(each, form)) is None:
+        if own is None or each.tokens > own.max_tokens or (count := _embeddings(each, own)) is None:
             return f"{noun} has a size that the model does not take"
-        own = list(ids[each.first : end])
-        if {own[0], own[-1]} != {form.token_id} or own.count(form.token_id) != count:
+        tokens = list(ids[each.first : end])
+        if {tokens[0], tokens[-1]} != {own.token_id} or tokens.count(own.token_id) != count:
             return f"{noun} is not in the place of placeholder tokens"
     return None
 
 
-def _embeddings(each: Input, form: ImageFormat | SoundFormat) -> int | None:
+def _embeddings(each: Input, form: ImageFormat | SoundFormat | VideoFormat) -> int | None:
     """Return the number of embeddings of an input; None if it has a size that the model does not take."""
-    if isinstance(each, ImageInput) and isinstance(form, ImageFormat):
+    if isinstance(each, SoundInput):
+        return form.embeddings(each.samples) if isinstance(form, SoundFormat) and form.fits(each.samples) else None
+    if isinstance(form, ImageFormat):
         size = each.height, each.width, each.original
         return form.embeddings(*size) if form.fits(*size) else None
-    if isinstance(each, SoundInput) and isinstance(form, SoundFormat):
-        return form.embeddings(each.samples) if form.fits(each.samples) else None
+    if isinstance(form, SoundFormat) or each.frames != form.frames or not form.fits(each.height, each.width):
+        return None
+    return form.embeddings(each.height, each.width)
+
+
+def clip_error(images: Sequence[ImageInput]) -> str | None:
+    """Return the fault in the places of groups whose positions depend on those before, or None.
+
+    Positions are never beyond the index of their token, for which rotary tables have rows.
+    """
+    clip, end, time = -1, 0, 0
+    for each in images:
+        if each.clip < 0 or each.clip == each.first:
+            if each.time:
+                return "the first group of a clip has another time than 0"
+        elif each.clip != clip or each.first != end or not time <= each.time <= each.first - each.clip:
+            return "a group of frames does not follow the one before"
+        clip, end, time = each.clip, each.first + each.tokens, each.time
     return None

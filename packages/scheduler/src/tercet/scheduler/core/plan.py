@@ -5,6 +5,8 @@ import msgspec
 from tercet.protocol.messages.audio import SoundFormat
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.values import Logprobs, MemoryTag, SamplingParams
+from tercet.protocol.messages.video import VideoFormat
+from tercet.scheduler.core.images import PlannedImage
 from tercet.scheduler.core.places.loads import AdapterLoad, AudioCapacity, AudioLoad, PlannedAudio
 
 
@@ -47,26 +49,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Audio of each request; None if the model takes none."""
     sounds: SoundFormat | None = None
     """Form of sounds in prompts; None if the model takes none."""
+    video: VideoFormat | None = None
+    """Form of clips; None if the model takes none."""
 
     @property
     def excess_tokens(self) -> int:
         """Return the tokens by which a step may exceed its budget, so that it does not cut an image."""
         return excess_tokens(self.images, whole=self.whole_images)
-
-
-class PlannedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """Image or sound whose embeddings take the place of placeholder tokens among the `tokens` from `first` on.
-
-    Equal images of one namespace have the same `number`. Height and width of a sound are 0.
-    """
-
-    number: int
-    sha256: bytes
-    height: int
-    width: int
-    first: int
-    tokens: int
-    original: tuple[int, ...] = ()  # see `ImageInput.original`
 
 
 class SlotInit(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from tercet.scheduler.executor.media.sounds import LoadedSounds
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
+from tercet.scheduler.executor.worker_limits import served_context_length
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import (
     ModelError,
@@ -58,6 +59,7 @@ from tercet.scheduler.models.registry import build_model, family_of, load_config
 from tercet.scheduler.models.sliced_work import slice_work
 from tercet.scheduler.models.tower import TowerModel, TowerT, load_tower
 from tercet.scheduler.models.vision.image_model import ImageModel, bounded_for_cpu
+from tercet.scheduler.models.vision.qwen_video import bounded_clips
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
@@ -220,6 +222,8 @@ def load_images(
         return None
     if images is not None and device.type == "cpu":
         images = bounded_for_cpu(images)
+    if images is not None:
+        images = bounded_clips(images, served_context_length(options, config), cpu=device.type == "cpu")
     shared = _shared_embeddings(0 if images is None else images.deepstack, config, shard, device)
     here = not shard.rank and shard.stage.is_last
     if options.language_only:

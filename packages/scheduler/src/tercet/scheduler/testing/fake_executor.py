@@ -20,12 +20,12 @@ from tercet.protocol.messages.values import (
     unpack_ints,
 )
 from tercet.scheduler.async_loader import AsyncLoader
+from tercet.scheduler.core.images import PlannedImage
 from tercet.scheduler.core.places.loads import AudioCapacity
 from tercet.scheduler.core.plan import (
     CacheGroup,
     Capacity,
     Plan,
-    PlannedImage,
     Row,
     SlotInit,
     StateSnapshot,

@@ -8,6 +8,7 @@ from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse_fiel
 from tercet.frontend.api.openai.text_only import refuse_non_text
 from tercet.frontend.errors import BadRequestError, FieldError
 from tercet.frontend.media.image_decoder import MAX_URL_LENGTH
+from tercet.frontend.media.video.decoder import MAX_URL_LENGTH as MAX_VIDEO_URL
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -36,6 +37,20 @@ class ImagePart(Strict):
     prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
 
 
+class VideoUrl(Strict):
+    """Clip in a `data:` URL, or at a URL of an allowed host. `data:video/jpeg` has frames with commas between them."""
+
+    url: Annotated[str, Field(max_length=MAX_VIDEO_URL)]
+
+
+class VideoPart(Strict):
+    """Clip in a message of the user, as vLLM and SGLang have it."""
+
+    type: Literal["video_url"]
+    video_url: VideoUrl
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
+
+
 class InputAudio(Strict):
     """Sound in base64. The file itself says what it is."""
 
@@ -60,7 +75,7 @@ class RefusalPart(Strict):
 
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=4096)]
 SeenPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
-UserPart = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
+UserPart = Annotated[TextPart | ImagePart | VideoPart | AudioPart, Field(discriminator="type")]
 UserContent = Text | Annotated[list[UserPart], Field(min_length=1, max_length=4096)]
 Result = Text | Annotated[list[SeenPart], Field(max_length=4096)]
 """Result of a tool, which may have no parts."""
@@ -179,7 +194,7 @@ Message = Annotated[
 ]
 
 
-_MEDIA = {"user": ("image_url", "input_audio"), "tool": ("image_url",)}
+_MEDIA = {"user": ("image_url", "video_url", "input_audio"), "tool": ("image_url",)}
 """Types of parts besides text, by role."""
 
 

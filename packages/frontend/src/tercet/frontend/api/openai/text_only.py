@@ -1,4 +1,4 @@
-"""Refusal of files and videos, because models read text, images and audio only, and of these in other places."""
+"""Refusal of files, because models read text, images, clips and audio only, and of these in other places."""
 
 from collections.abc import Collection
 

@@ -21,7 +21,8 @@ def usage(
         details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = predicted
     of_prompt = {"cached_tokens": generation.cached_tokens}
     places = [place for state in generation.states for place in state.places]
-    for kind, own in (("image_tokens", images_in(places)), ("audio_tokens", sounds_in(places))):
+    images, groups = ([each for each in images_in(places) if bool(each.frames) is of_clip] for of_clip in (False, True))
+    for kind, own in (("image_tokens", images), ("video_tokens", groups), ("audio_tokens", sounds_in(places))):
         if own:
             of_prompt[kind] = sum(place.tokens for place in own)
     return {

@@ -1,6 +1,6 @@
 """Request schemas of SGLang's /generate, and of /tokenize and /detokenize."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
@@ -27,6 +27,8 @@ from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.media.image_decoder import MAX_URL_LENGTH, ImageSource
 from tercet.frontend.media.prompt_media import Source
 from tercet.frontend.media.sound_decoder import SoundSource
+from tercet.frontend.media.video.decoder import MAX_URL_LENGTH as MAX_VIDEO_URL
+from tercet.frontend.media.video.decoder import VideoSource
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.protocol.messages.values import LogprobParams
@@ -37,6 +39,14 @@ _MANY = Field(max_length=MOST_CHOICES, fail_fast=True)
 ImageUrls = Annotated[list[ImageUrl], _MANY]
 AudioFile = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
 AudioFiles = Annotated[list[AudioFile], _MANY]
+VideoUrl = Annotated[str, Field(max_length=MAX_VIDEO_URL)]
+VideoUrls = Annotated[list[VideoUrl], _MANY]
+_MEDIA = (
+    ("image_data", "images", "an image"),
+    ("video_data", "videos", "a video"),
+    ("audio_data", "audio", "an audio clip"),
+)
+"""Fields of media, and their names in errors."""
 _SCHEME = 16
 """Characters in which the scheme of a URL ends."""
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True), QUICK_IDS]
@@ -156,7 +166,7 @@ class NativeGenerate(NativeInputs):
     input_embeds: Unsupported = None
     positional_embed_overrides: Unsupported = None
     image_data: ImageUrl | Annotated[list[ImageUrl | ImageUrls | None], _MANY] | None = None
-    video_data: Unsupported = None
+    video_data: VideoUrl | Annotated[list[VideoUrl | VideoUrls | None], _MANY] | None = None
     audio_data: AudioFile | Annotated[list[AudioFile | AudioFiles | None], _MANY] | None = None
     use_audio_in_video: Unsupported = None
     video_config: Unsupported = None
@@ -202,34 +212,35 @@ class NativeGenerate(NativeInputs):
             raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param=param)
         return self
 
-    @property
-    def _media(self) -> tuple[str, Any]:
-        """Return the field of the images or sounds, and its value."""
-        return ("audio_data", self.audio_data) if self.audio_data else ("image_data", self.image_data)
-
     def _check_images(self) -> None:
-        param, given = self._media
-        if not given:
-            return
-        noun, one = ("audio", "an audio clip") if param == "audio_data" else ("images", "an image")
-        if self.audio_data and self.image_data:
-            raise UnsupportedParameterError("A model takes images or audio, not both.", param=param)
-        if self.text is None:
-            raise UnsupportedParameterError(f"{noun.capitalize()} go with a 'text' that has their places.", param=param)
-        if self.session_params is not None:
-            raise UnsupportedParameterError(f"A turn of a session has no {noun}.", param=param)
-        if self.is_batch and not (isinstance(given, list) and len(given) == len(self.text)):
-            raise BadRequestError(f"'{param}' has the {noun} of each prompt of a list.", param=param)
-        if not self.is_batch and not (isinstance(given, str) or all(isinstance(each, str) for each in given)):
-            raise BadRequestError(f"'{param}' of one prompt is {one} or a list of them.", param=param)
+        if self.audio_data and (self.image_data or self.video_data):
+            raise UnsupportedParameterError("A model takes images or audio, not both.", param="audio_data")
+        for param, noun, one in _MEDIA:
+            if not (given := getattr(self, param)):
+                continue
+            if self.text is None:
+                raise UnsupportedParameterError(
+                    f"{noun.capitalize()} go with a 'text' that has their places.", param=param
+                )
+            if self.session_params is not None:
+                raise UnsupportedParameterError(f"A turn of a session has no {noun}.", param=param)
+            if self.is_batch and not (isinstance(given, list) and len(given) == len(self.text)):
+                raise BadRequestError(f"'{param}' has the {noun} of each prompt of a list.", param=param)
+            if not self.is_batch and not (isinstance(given, str) or all(isinstance(each, str) for each in given)):
+                raise BadRequestError(f"'{param}' of one prompt is {one} or a list of them.", param=param)
 
     def images(self) -> list[list[Source]]:
-        """Return the images or sounds of each prompt that is a text."""
-        param, given = self._media
+        """Return the images, clips or sounds of each prompt that is a text."""
         if not self.is_batch:
-            return [_sources(given, param)]
+            return [[source for param, *_ in _MEDIA for source in _sources(getattr(self, param), param)]]
+        none = [None] * len(self.text or ())
         return [
-            _sources(each, f"{param}[{place}]") for place, each in enumerate(given or [None] * len(self.text or ()))
+            [
+                source
+                for param, *_ in _MEDIA
+                for source in _sources((getattr(self, param) or none)[place], f"{param}[{place}]")
+            ]
+            for place in range(len(none))
         ]
 
     def adapters(self) -> dict[str, str]:
@@ -278,15 +289,27 @@ class NativeGenerate(NativeInputs):
 
 
 def _sources(given: Any, param: str) -> list[Source]:
-    """Return images or sounds, which may be `data:` URLs or files in base64, and images also URLs of allowed hosts."""
-    of = _sound if param.startswith("audio_data") else _image
+    """Return images, clips or sounds, which may be `data:` URLs or files in base64; the first two also URLs of allowed
+    hosts.
+    """
+    of: Callable[[str, str], Source] = _image
+    if not param.startswith("image_data"):
+        of = _video if param.startswith("video_data") else _sound
     if not isinstance(given, list):
         return [of(given, param)] if given else []
     return [of(each, f"{param}[{step}]") for step, each in enumerate(given)]
 
 
 def _image(given: str, param: str) -> ImageSource:
-    return ImageSource(url=given if ":" in given[:_SCHEME] else f"data:;base64,{given}", param=param)
+    return ImageSource(url=_url_of(given), param=param)
+
+
+def _video(given: str, param: str) -> VideoSource:
+    return VideoSource(url=_url_of(given), param=param)
+
+
+def _url_of(given: str) -> str:
+    return given if ":" in given[:_SCHEME] else f"data:;base64,{given}"
 
 
 def _sound(given: str, param: str) -> SoundSource:

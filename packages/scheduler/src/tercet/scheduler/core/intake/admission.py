@@ -37,7 +37,8 @@ class RequestIntake:
         counters: CoreCounters,
     ) -> None:
         self._vocab_size = capacity.vocab_size
-        self._images, self._sounds, self._whole_images = capacity.images, capacity.sounds, capacity.whole_images
+        self._media = capacity.images, capacity.sounds, capacity.video
+        self._whole_images = capacity.whole_images
         self._image_numbers = ImageNumbers()
         self._takes_audio = capacity.audio is not None
         self._reads_grammars = bool(capacity.grammars)
@@ -170,7 +171,7 @@ class RequestIntake:
 
         if self.draining:
             return rejected("draining", "this scheduler is leaving", retry=True)
-        fault = request_error(request, self._vocab_size) or image_error(request, self._images, self._sounds)
+        fault = request_error(request, self._vocab_size) or image_error(request, *self._media)
         fault = fault or audio_error(request, takes_audio=self._takes_audio)
         if fault is not None:
             return rejected("invalid_request", fault)

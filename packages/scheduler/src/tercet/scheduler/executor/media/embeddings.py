@@ -9,8 +9,8 @@ import torch
 
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.embedding_form import EmbeddingForm
-from tercet.scheduler.core.images import Input
-from tercet.scheduler.core.plan import PlannedImage, excess_tokens
+from tercet.scheduler.core.images import Input, PlannedImage
+from tercet.scheduler.core.plan import excess_tokens
 from tercet.scheduler.executor.media.images import MOST_ARRAY_BYTES, ArrayStore
 from tercet.scheduler.executor.media.shared_embeddings import Embeddings
 from tercet.scheduler.model_files import model_identity

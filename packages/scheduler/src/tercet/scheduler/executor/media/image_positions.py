@@ -1,7 +1,8 @@
 """Rotary positions in prompts with images, of models with M-RoPE (https://arxiv.org/abs/2409.12191).
 
 A token of an image has a position of three parts: its time, its row and its column. Text after an image goes on from
-the largest part, so positions of text are below the indices of its tokens.
+the largest part, so positions of text are below the indices of its tokens. Groups of frames that follow each other
+begin at the same row and column, and at their times.
 
 A token rotates by one row of the rotary table, which kernels look up. The row of a position with different parts is
 written behind those of the context length, for one step.
@@ -34,14 +35,19 @@ class ImagePositions:
         if not init.images:
             return 0
         runs: list[Integers] = []
-        index = position = 0
+        index = position = start = 0
+        clip = -1
         for image in init.images:
-            text = image.first - index
-            runs.append(np.tile(np.arange(text) + position, (3, 1)))
-            position += text
+            if image.clip < 0 or image.clip != clip:
+                text = image.first - index
+                runs.append(np.tile(np.arange(text) + position, (3, 1)))
+                start = position = position + text
+            clip = image.clip
             rows, columns = image.height // self._patch, image.width // self._patch
-            runs.append(np.indices((1, rows, columns)).reshape(3, -1) + position)
-            position += max(rows, columns)
+            parts = np.indices((1, rows, columns)).reshape(3, -1) + start
+            parts[0] += image.time
+            runs.append(parts)
+            position = max(position, start + max(rows, columns, image.time + 1))
             index = image.first + image.tokens
         self._slots[init.slot] = np.concatenate(runs, axis=1)
         return position - index

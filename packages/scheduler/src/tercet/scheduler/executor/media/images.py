@@ -25,8 +25,8 @@ from tercet.protocol.messages.media import (
     LongestEdge,
     PixelRange,
 )
-from tercet.scheduler.core.images import Input
-from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_tokens
+from tercet.scheduler.core.images import Input, PlannedImage
+from tercet.scheduler.core.plan import Row, SlotInit, excess_tokens
 from tercet.scheduler.executor.media.embedding_cache import EmbeddingCache
 from tercet.scheduler.executor.media.frame_store import FrameStore
 from tercet.scheduler.executor.media.image_positions import ImagePositions
@@ -56,9 +56,15 @@ class LoadedImages(NamedTuple):
 
     @torch.inference_mode()
     def encode_blank(self) -> None:
-        """Encode the largest image, for the memory that this takes."""
-        if self.tower is not None:
-            self.tower(torch.zeros(*_largest(self.model.form), 3, dtype=torch.uint8))
+        """Encode the largest image or group of frames, for the memory that this takes."""
+        if self.tower is None:
+            return
+        form, video = self.model.form, self.model.video
+        if video is not None and video.max_tokens > form.max_tokens:
+            side = math.isqrt(video.max_tokens) * video.patch
+            self.tower(torch.zeros(video.frames, side, side, 3, dtype=torch.uint8))
+        else:
+            self.tower(torch.zeros(*_largest(form), 3, dtype=torch.uint8))
 
 
 def _largest(form: ImageFormat) -> tuple[int, int]:
@@ -82,7 +88,7 @@ def _largest(form: ImageFormat) -> tuple[int, int]:
 
 
 ArrayT = TypeVar("ArrayT")
-"""Image, uint8 [height, width, 3], or samples of a sound."""
+"""Image, uint8 [height, width, 3], group of frames, uint8 [frames, height, width, 3], or samples of a sound."""
 
 
 class ArrayStore(FrameStore, Generic[ArrayT]):
@@ -109,13 +115,14 @@ class ImageStore(ArrayStore[torch.Tensor]):
         super().__init__("images", most_bytes)
 
     def array(self, image: PlannedImage) -> torch.Tensor:
-        """Return an array, uint8 [height, width, 3]. Raise KeyError if it was never added or is dropped."""
+        """Return the array of an image or a group of frames. Raise KeyError if it was never added or is dropped."""
         return image_array(self.frame(image.sha256), image)
 
 
 def image_array(frame: Frame, image: PlannedImage | ImageInput) -> torch.Tensor:
-    """Return the array of an image, uint8 [height, width, 3], that arrived as a frame."""
-    return torch.from_numpy(np.frombuffer(frame, np.uint8).copy()).view(image.height, image.width, 3)
+    """Return an array that arrived as a frame, uint8 [height, width, 3], or [frames, height, width, 3] of a group."""
+    frames = [image.frames] if image.frames else []
+    return torch.from_numpy(np.frombuffer(frame, np.uint8).copy()).view(*frames, image.height, image.width, 3)
 
 
 class _Shown(NamedTuple):
@@ -145,6 +152,7 @@ class StepImages(Generic[ArrayT]):
         *,
         whole: bool,
         in_windows: bool = False,
+        group_id: int | None = None,
         positions: ImagePositions | None = None,
         most_bytes: int = MOST_EMBEDDING_BYTES,
         largest: int = 0,
@@ -152,13 +160,14 @@ class StepImages(Generic[ArrayT]):
     ) -> None:
         """Create the images of steps; `positions` are those of a model in which they have several parts.
 
-        `whole` and `in_windows` are those of `ImageModel`.
+        `whole` and `in_windows` are those of `ImageModel`. The placeholder token is `token_id` of an image, and
+        `group_id` of a group of frames.
         `tower` returns the embeddings [embeddings, hidden] of an array, and of the sizes in `PlannedImage.original`.
         Embeddings that were used last are kept: see `EmbeddingCache`. Without a tower, they are `shared` by rank 0.
         """
         self._tower = tower
         self._store = store
-        self._token_id = token_id
+        self._token_id, self._group_id = token_id, group_id
         self._device = device
         self._whole, self._in_windows = whole, in_windows
         self._positions = positions
@@ -194,7 +203,7 @@ class StepImages(Generic[ArrayT]):
         self, image: PlannedImage, ids: "np.ndarray[tuple[int], np.dtype[np.int32]]"
     ) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         own = ids[image.first : image.first + image.tokens]
-        return image.first + np.flatnonzero(own == self._token_id)
+        return image.first + np.flatnonzero(own == (self._group_id if image.frames else self._token_id))
 
     def begin(self, rows: Sequence[Row], inputs: StepInputs) -> tuple[StepInputs, ReplacedEmbeddings | None]:
         """Return the inputs of a step as it needs them, and `embeddings`."""

@@ -31,6 +31,7 @@ def step_images(
     if loaded is None or store is None:
         return None
     form, positions = loaded.model.form, None
+    video = loaded.model.video if isinstance(loaded.model, ImageModel) else None
     if isinstance(form, ImageFormat) and rotary is not None and rotary.parts is not None:
         positions = ImagePositions(rotary, form.patch, device)
     return StepImages(
@@ -40,7 +41,8 @@ def step_images(
         device,
         whole=loaded.model.whole,
         in_windows=isinstance(loaded.model, ImageModel) and loaded.model.in_windows,
+        group_id=None if video is None else video.token_id,
         positions=positions,
-        largest=form.max_tokens,
+        largest=max(form.max_tokens, 0 if video is None else video.max_tokens),
         shared=loaded.shared,
     )

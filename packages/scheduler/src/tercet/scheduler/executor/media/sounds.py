@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tercet.protocol.messages.codec import Frame
-from tercet.scheduler.core.plan import PlannedImage
+from tercet.scheduler.core.images import PlannedImage
 from tercet.scheduler.executor.media.images import ArrayStore
 from tercet.scheduler.executor.media.shared_embeddings import Embeddings
 from tercet.scheduler.models.audio.audio_model import Samples

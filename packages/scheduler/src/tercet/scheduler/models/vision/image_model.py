@@ -9,6 +9,7 @@ from msgspec import structs
 from torch import nn
 
 from tercet.protocol.messages.media import ImageFormat, PixelRange
+from tercet.protocol.messages.video import VideoFormat
 from tercet.scheduler.models.tower import TowerModel
 from tercet.scheduler.models.vision.processor import Normalization
 
@@ -33,7 +34,8 @@ class VisionTower(nn.Module):
         return ((pixels - self._mean) / self._std).to(parameter.device, parameter.dtype)
 
     def forward(self, array: torch.Tensor) -> torch.Tensor:
-        """Return embeddings [embeddings, hidden] of an array uint8 [height, width, 3] on the CPU.
+        """Return embeddings [embeddings, hidden] of an array uint8 on the CPU: [height, width, 3], or a group of
+        frames, [frames, height, width, 3].
 
         A model whose embeddings depend on `ImageInput.original` gets its numbers, too.
         """
@@ -58,6 +60,8 @@ class ImageModel(TowerModel[VisionTower]):
     """They do so in layers with a sliding window alone."""
     deepstack: int = 0
     """Number of the first layers after which further embeddings are added."""
+    video: VideoFormat | None = None
+    """Form of clips; None if the model takes none."""
 
 
 def bounded_for_cpu(model: ImageModel) -> ImageModel:

@@ -23,14 +23,13 @@ from tercet.scheduler.models.vision.processor import (
     read_processor,
     resample_of,
 )
+from tercet.scheduler.models.vision.qwen_video import most_tokens, video_format
 
 _IMAGE_TOKEN = 151_655
 _PIXELS = {"shortest_edge": ("min_pixels", 56 * 56), "longest_edge": ("max_pixels", 28 * 28 * 1280)}
 """Fields of the processor's `size`, and for each the older name and the default."""
 _SIZES = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
 """Fields of the processor that config.json has, too, and their defaults."""
-_LONGEST = 200
-"""Maximum ratio of an image's sides."""
 
 
 class _PatchEmbedding(nn.Module):
@@ -62,16 +61,19 @@ class QwenTower(VisionTower):
         return torch.cat([out.pooler_output, *(getattr(out, "deepstack_features", None) or ())], 1)
 
     def patches(self, array: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the patches of an image, [patches, channels * frames * pixels], and their grid int64 [1, 3].
+        """Return the patches of an array, [patches, channels * frames * pixels], and their grid int64 [1, 3].
 
-        Patches that share an embedding follow each other. An image stands for `frames` equal ones.
+        Patches that share an embedding follow each other. An image stands for a group of equal frames.
         """
         patch, merge = self._patch, self._merge
-        pixels = self.pixels(array)
-        rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
-        squares = pixels.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
-        frames = squares.permute(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None].expand(*[-1] * 5, self._frames, -1, -1)
-        return frames.reshape(rows * columns, -1), torch.tensor([[1, rows, columns]], device=pixels.device)
+        if array.dim() == 3:
+            frames = self.pixels(array).expand(self._frames, -1, -1, -1)
+        else:
+            frames = torch.stack([self.pixels(frame) for frame in array])
+        rows, columns = frames.shape[2] // patch, frames.shape[3] // patch
+        squares = frames.reshape(self._frames, 3, rows // merge, merge, patch, columns // merge, merge, patch)
+        patches = squares.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns, -1)
+        return patches, torch.tensor([[1, rows, columns]], device=frames.device)
 
 
 def image_model(directory: Path) -> ImageModel | None:
@@ -92,6 +94,7 @@ def image_model(directory: Path) -> ImageModel | None:
         form=_form(directory, config, processor, sizes),
         whole=False,
         deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
+        video=video_format(directory, config, processor, sizes),
         build=partial(_build, vision, processor, sizes),
         names={"visual.": "visual."},
     )
@@ -120,15 +123,8 @@ def _form(
         marker=token,
         token=token,
         token_id=token_id,
-        max_tokens=_most_tokens(least / patch**2, most / patch**2),
+        max_tokens=most_tokens(least / patch**2, most / patch**2),
     )
-
-
-def _most_tokens(least: float, most: float) -> int:
-    """Return the maximum tokens of an image: of one with the most pixels, of the longest row, and of the longest image
-    with the least pixels, whose sides are rounded up.
-    """
-    return max(int(most), _LONGEST, math.ceil(least + math.sqrt(least * _LONGEST) + math.sqrt(least / _LONGEST) + 1))
 
 
 def _build(vision: Any, processor: Mapping[str, Any], sizes: Mapping[str, int]) -> VisionTower:

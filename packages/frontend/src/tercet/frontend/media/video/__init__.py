@@ -1,0 +1,1 @@
+"""Clips of requests, whose frames a helper process decodes."""
