@@ -9,11 +9,14 @@ COPY packages/frontend packages/frontend
 # The base image's pip installs into the environment. The same pins hold for build dependencies, which -c alone does
 # not pin.
 ENV PIP_PYTHON=/opt/tercet PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
-# hf_xet downloads models, which only schedulers do. Only audio needs numpy: 80 MB, kept with --build-arg AUDIO=1.
+# hf_xet downloads models, which only schedulers do. Only audio and video need numpy. The packages for them, 80 MB and
+# 180 MB, are kept with --build-arg AUDIO=1 and --build-arg VIDEO=1.
 ARG AUDIO=""
-RUN pip install --no-cache-dir -c constraints.txt packages/protocol "packages/frontend[media,video]" \
+ARG VIDEO=""
+RUN pip install --no-cache-dir -c constraints.txt packages/protocol "packages/frontend[media${VIDEO:+,video}]" \
     && pip uninstall --yes hf_xet \
-    && if [ -z "$AUDIO" ]; then pip uninstall --yes cffi numpy pycparser soundfile soxr; fi
+    && if [ -z "$AUDIO" ]; then pip uninstall --yes cffi pycparser soundfile soxr; fi \
+    && if [ -z "$AUDIO$VIDEO" ]; then pip uninstall --yes numpy; fi
 
 FROM python:3.12-slim-bookworm
 RUN groupadd --gid 10001 tercet \

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("av")
 
 from packages.scheduler.tests.models.vision.qwen_checkpoint import FAMILIES, write_qwen
-from tercet.frontend.media.video.decoder import DecodedVideo
 from tercet.protocol.messages.values import Resume, pack_ints
 from tests.integration.video_families import Parts, Reference, Run, words
 
@@ -47,6 +46,19 @@ def test_answers_equal_those_of_transformers(run: Run, reference: Reference) -> 
     assert run.answers(ALL) == {name: reference.answer(run, parts) for name, parts in ALL.items()}
 
 
+LONG: Parts = [words(5, 20), "long", words(9, 21)]
+
+
+@pytest.mark.parametrize("family", ["Qwen3VL", "Qwen3_5"], indirect=True, scope="module")
+def test_long_clips_with_stamps_have_the_same_answers(run: Run, reference: Reference) -> None:
+    assert run.answers({"long": LONG})["long"] == reference.answer(run, LONG)
+
+
+@pytest.mark.parametrize(("family", "step"), [("Qwen2VL", 1), ("Qwen2_5_VL", 4)], indirect=["family"], scope="module")
+def test_text_after_a_long_clip_goes_on_from_its_time(run: Run, reference: Reference, step: int) -> None:
+    assert run.answers({"long": LONG})["long"] == reference.continued_at(run, LONG, step)
+
+
 @of_each_way
 def test_a_hundred_tokens_equal_those_of_transformers(run: Run, reference: Reference) -> None:
     assert run.answers({"clip": CLIP}, max_new_tokens=100)["clip"] == reference.answer(run, CLIP, 100)
@@ -71,6 +83,8 @@ def test_prefix_hits_before_inside_and_after_a_clip_change_no_answer(run: Run, r
         [before, "clip", after],
         [before, "clip", words(5, 12)],
         [before, "tall", after],
+        [before, "still", after],
+        [before, "still", after],
     ]
     hits = []
     for number, parts in enumerate(chats):
@@ -83,9 +97,9 @@ def test_prefix_hits_before_inside_and_after_a_clip_change_no_answer(run: Run, r
         assert whole - 4 <= hits[1] < whole
         assert whole - 10 <= hits[2] < whole
         assert len(before) - 4 <= hits[3] < whole - 10
-        shown = [run.decoded(name) for name in ("clip", "tall")]
-        groups = sum(len(each.groups) for each in shown if isinstance(each, DecodedVideo))
-        assert len(encoded) == groups, "each group is encoded once"
+        shown = [run.prompt([name]).placed for name in ("clip", "tall", "still")]
+        groups = {(each.place.sha256, getattr(each.place, "time", 0)) for placed in shown for each in placed}
+        assert len(encoded) == len(groups), "each group is encoded once at each time"
 
 
 @of_each_way

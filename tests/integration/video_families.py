@@ -142,35 +142,60 @@ class Reference:
         self._model: Any = kind.from_pretrained(directory, attn_implementation="eager")
         self._known: dict[str, list[int]] = {}
 
-    @torch.inference_mode()
     def answer(self, run: Run, parts: Parts, tokens: int = ANSWER) -> list[int]:
         key = repr(parts)
         if len(self._known.get(key, ())) < tokens:
             prompt = run.prompt(parts)
-            ids = torch.tensor([prompt.ids])
-            given: dict[str, Any] = {}
-            if prompt.media:
-                given = self.inputs(run, prompt) | {
-                    "mm_token_type_ids": (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
-                }
-            out = self._model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=tokens,
-                min_new_tokens=tokens,
-                eos_token_id=None,
-                **given,
-            )
-            self._known[key] = out[0, ids.shape[1] :].tolist()
-            assert len({*self._known[key]}) > 2, "an answer of one token would prove little"
+            self._known[key] = self.continued(run, prompt.ids, prompt.media, tokens)
         return self._known[key][:tokens]
 
-    def inputs(self, run: Run, prompt: Prompt) -> dict[str, Any]:
+    @torch.inference_mode()
+    def continued(self, run: Run, prompt: Sequence[int], media: Sequence[Decoded], tokens: int) -> list[int]:
+        """Return the tokens after a prompt with these images and clips."""
+        ids = torch.tensor([prompt])
+        given: dict[str, Any] = {}
+        if media:
+            types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+            given = self.inputs(run, media) | {"mm_token_type_ids": types}
+        out = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            eos_token_id=None,
+            **given,
+        )
+        found: list[int] = out[0, ids.shape[1] :].tolist()
+        assert len({*found}) > 2, "an answer of one token would prove little"
+        return found
+
+    @torch.inference_mode()
+    def continued_at(self, run: Run, parts: Parts, step: float) -> list[int]:
+        """Return the tokens after text, one clip and text, at the positions of transformers 4.
+
+        They go on from the largest part, also of time. Groups are so many positions apart.
+        """
+        prompt = run.prompt(parts)
+        [clip] = [each for each in prompt.media if isinstance(each, DecodedVideo)]
+        first, square = prompt.ids.index(VIDEO), PATCH * MERGE
+        rows, columns = clip.groups[0].height // square, clip.groups[0].width // square
+        times = (torch.arange(len(clip.groups)) * step).long()
+        grid = torch.meshgrid(times, torch.arange(rows), torch.arange(columns), indexing="ij")
+        shown = torch.stack(grid).reshape(3, -1) + first
+        ids, given = list(prompt.ids), self.inputs(run, prompt.media)
+        for _ in range(ANSWER):
+            after = torch.arange(len(ids) - first - shown.shape[1]) + shown.max() + 1
+            positions = torch.cat([torch.arange(first).expand(3, -1), shown, after.expand(3, -1)], 1)
+            out = self._model(torch.tensor([ids]), position_ids=positions[:, None], use_cache=False, **given)
+            ids.append(int(out.logits[0, -1].argmax()))
+        return ids[len(prompt.ids) :]
+
+    def inputs(self, run: Run, media: Sequence[Decoded]) -> dict[str, Any]:
         """Return the inputs of transformers' model beside token ids."""
         given: dict[str, Any] = {}
-        images = [[_array(each.array, 1, each)] for each in prompt.media if isinstance(each, DecodedImage)]
-        clips = [each for each in prompt.media if isinstance(each, DecodedVideo)]
+        images = [[_array(each.array, 1, each)] for each in media if isinstance(each, DecodedImage)]
+        clips = [each for each in media if isinstance(each, DecodedVideo)]
         if images:
             given["pixel_values"], given["image_grid_thw"] = _patches([np.concatenate(each * 2) for each in images])
         if clips:
