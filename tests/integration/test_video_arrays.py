@@ -18,7 +18,8 @@ import av
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
 
-from packages.frontend.tests.media.video.video_files import JOINED, STAMPED, video
+from packages.frontend.tests.media.video.video_files import video
+from packages.frontend.tests.media.video.video_forms import JOINED, STAMPED
 from tercet.frontend.media.image_sizes import AspectRatioError
 from tercet.frontend.media.video.pipe import ReadVideo
 from tercet.frontend.media.video.sampling import frame_indices, frame_size, group_times

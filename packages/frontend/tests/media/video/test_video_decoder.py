@@ -1,12 +1,14 @@
 """Clips are decoded where they can do no harm."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator
 from fractions import Fraction
 from io import BytesIO
+from random import Random
 from typing import Any
 
 import msgspec
@@ -18,7 +20,8 @@ pytest.importorskip("av")
 import av
 
 from packages.frontend.tests.media.image_files import noise, saved
-from packages.frontend.tests.media.video.video_files import JOINED, STAMPED, data_url, frame, number_of, stills, video
+from packages.frontend.tests.media.video.video_files import data_url, frame, number_of, stills, video
+from packages.frontend.tests.media.video.video_forms import JOINED, STAMPED
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.media.image_worker import RefusedError
 from tercet.frontend.media.video import files
@@ -26,6 +29,7 @@ from tercet.frontend.media.video.decoder import DecodedVideo, VideoDecoder, Vide
 from tercet.frontend.media.video.files import open_clip
 from tercet.frontend.media.video.pipe import FrameGroup, ReadVideo
 from tercet.frontend.media.video.worker import clip_groups
+from tercet.protocol.damage import damaged
 from tercet.protocol.messages.video import VideoFormat
 
 PARAM = "messages[0].content[1]"
@@ -200,6 +204,16 @@ def test_a_truncated_file_is_refused_or_shows_what_it_has(cut: float) -> None:
     except (RefusedError, av.FFmpegError):
         return
     assert {len(each.array) for each in groups} == {2 * 64 * 96 * 3}
+
+
+async def test_damaged_files_are_refused_or_decoded(decoder: VideoDecoder) -> None:
+    kinds = [GOOD, video(12, kind="matroska"), video(12, kind="avi", codec="mpeg4")]
+    for seed in range(60):
+        file = damaged(kinds[seed % len(kinds)], Random(seed))
+        with contextlib.suppress(BadRequestError):
+            clip = await decoded(decoder, data_url(file))
+            assert {len(each.array) for each in clip.groups} == {2 * 3 * clip.groups[0].height * clip.groups[0].width}
+    assert await decoded(decoder, data_url(GOOD))
 
 
 URLS = {

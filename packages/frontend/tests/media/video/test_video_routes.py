@@ -16,7 +16,8 @@ from packages.frontend.tests.media.image_files import data_url as image_url
 from packages.frontend.tests.media.image_files import noise, saved
 from packages.frontend.tests.media.resending import sent_twice
 from packages.frontend.tests.media.seeing import TEMPLATE, image, text, user
-from packages.frontend.tests.media.video.video_files import JOINED, STAMPED, data_url, frame, stills, video
+from packages.frontend.tests.media.video.video_files import data_url, frame, stills, video
+from packages.frontend.tests.media.video.video_forms import JOINED, STAMPED
 from tercet.frontend.config.validation import read_media_hosts
 from tercet.frontend.media.image_fetcher import ImageFetcher
 from tercet.frontend.media.video.decoder import VideoDecoder

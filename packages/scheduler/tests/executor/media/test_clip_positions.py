@@ -15,8 +15,17 @@ from tercet.scheduler.executor.slot_tables import Integers
 
 def group(first: int, rows: int, columns: int, clip: int = -1, time: int = 0) -> PlannedImage:
     frames = 2 if clip >= 0 else 0
-    sizes = {"height": 4 * rows, "width": 4 * columns, "tokens": rows * columns}
-    return PlannedImage(number=-1, sha256=b"", first=first, frames=frames, clip=clip, time=time, **sizes)
+    return PlannedImage(
+        number=-1,
+        sha256=b"",
+        height=4 * rows,
+        width=4 * columns,
+        first=first,
+        tokens=rows * columns,
+        frames=frames,
+        clip=clip,
+        time=time,
+    )
 
 
 def positions_of(*images: PlannedImage) -> tuple[Integers, int]:

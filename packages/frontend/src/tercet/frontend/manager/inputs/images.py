@@ -34,6 +34,8 @@ _AT_ONCE = 4
 _Key = tuple[str, AnyForm]
 MAX_ARRAY_BYTES = 268_435_456
 """Maximum bytes of the different arrays of a request, which its frontend holds until it ends."""
+MAX_ARRAYS = 1000
+"""Maximum images and groups of frames of a prompt: a message has at most 1,024 frames."""
 
 
 class PlacedImage(msgspec.Struct, frozen=True):
@@ -109,6 +111,9 @@ def placed_images(
     if not images:
         return []
     pieces = [piece for image in images for piece in pieces_of(image, form, video)]
+    if len(pieces) > MAX_ARRAYS:
+        message = f"The images and clips of a prompt have {len(pieces)} arrays, and at most {MAX_ARRAYS} are sent."
+        raise BadRequestError(message, param=prompt.param, code="invalid_video")
     placed: list[PlacedImage] = []
     for token_id in {each.token_id for each in (form, video) if each is not None}:
         own = [piece for piece in pieces if piece.token_id == token_id]

@@ -220,7 +220,8 @@ class StepImages(Generic[ArrayT]):
         parts: list[_Part] = []
         offset = 0
         for row in rows:
-            for image, places in self._slots.get(row.slot, ()):
+            shown = self._slots.get(row.slot, ())
+            for image, places in shown if shown and row.start <= shown[-1].places[-1] else ():
                 first, last = np.searchsorted(places, (row.start, row.start + row.count))
                 if first < last:
                     parts.append(_Part(image, slice(first, last), places[first:last] + (offset - row.start)))

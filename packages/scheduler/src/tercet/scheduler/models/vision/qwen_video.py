@@ -98,7 +98,7 @@ def _form(
         frame = (cap or _MOST_TOKENS) * square if capped else most
         size = ClipPixels(min_pixels=least, max_pixels=most, frame_pixels=frame)
     else:
-        clip = int((cap or _CONTEXT) * square * _SHARE) if capped else _MOST_BYTES
+        clip = int((cap or _CONTEXT) * square * _SHARE) if capped else most * _MAX_FRAMES
         size = FramePixels(min_pixels=least, max_pixels=most, clip_pixels=clip)
     return VideoFormat(
         frames=frames,
