@@ -14,7 +14,8 @@ from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.shard import Split
 from tests.integration.image_families import FAMILIES, Parts, Run
-from tests.integration.test_image_families import FIVE, ONE, words
+from tests.integration.media_scripts import words
+from tests.integration.test_image_families import FIVE, ONE
 from tests.integration.test_sound_ranks import answers
 
 CASES = [

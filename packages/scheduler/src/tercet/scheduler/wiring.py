@@ -424,7 +424,7 @@ def _limits(found: ResolvedModel, executor: Executor, tokens: int) -> ModelLimit
         max_loras=capacity.adapters,
         images=capacity.images if embeddings is None else None,
         sounds=capacity.sounds if embeddings is None else None,
-        video=capacity.video,
+        video=capacity.video if embeddings is None else None,
         embeddings=embeddings,
         audio=None if capacity.audio is None else capacity.audio.form,
     )

@@ -217,7 +217,7 @@ class PeerRegistry:
 def known_limits(limits: ModelLimits) -> ModelLimits:
     """Return limits with the form of images or sounds in its usual place also where embeddings are taken."""
     form = limits.embeddings
-    return limits if form is None else structs.replace(limits, images=form.images, sounds=form.sounds)
+    return limits if form is None else structs.replace(limits, images=form.images, sounds=form.sounds, video=form.video)
 
 
 def _forms(limits: ModelLimits) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ import msgspec
 
 from tercet.protocol.messages.audio import SoundFormat, SoundInput
 from tercet.protocol.messages.media import ImageFormat, ImageInput
+from tercet.protocol.messages.video import VideoFormat
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -24,15 +25,22 @@ class EmbeddingForm(msgspec.Struct, frozen=True, kw_only=True):
     """Form of the images that are encoded."""
     sounds: SoundFormat | None = None
     """Form of the sounds that are encoded, by a model without images."""
+    video: VideoFormat | None = None
+    """Form of the clips that are encoded, a group of frames at a time."""
 
     def embeddings(self, media: ImageInput | SoundInput) -> int:
         """Return the number of embeddings of an image or a sound; 0 for a kind or a size that is not encoded."""
-        if isinstance(media, ImageInput):
-            size = media.height, media.width, media.original
-            return self.images.embeddings(*size) if self.images is not None and self.images.fits(*size) else 0
-        if self.sounds is None or not self.sounds.fits(media.samples):
-            return 0
-        return self.sounds.embeddings(media.samples)
+        if isinstance(media, SoundInput):
+            sounds = self.sounds
+            return 0 if sounds is None or not sounds.fits(media.samples) else sounds.embeddings(media.samples)
+        size = media.height, media.width
+        if media.frames:
+            video = self.video
+            taken = video is not None and media.frames == video.frames and not media.original and video.fits(*size)
+            return video.embeddings(*size) if video is not None and taken else 0
+        images = self.images
+        taken = images is not None and images.fits(*size, media.original)
+        return images.embeddings(*size, media.original) if images is not None and taken else 0
 
     def frame_bytes(self, embeddings: int) -> int:
         """Return the size of so many embeddings in bytes. Raises KeyError for another dtype."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.media.audio import AudioMemory
-from tercet.scheduler.executor.media.images import LoadedImages
 from tercet.scheduler.executor.media.prompt_media import LoadedMedia
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.state_pool import StatePool
@@ -43,7 +42,7 @@ def capacity_of(
         adapters=options.max_loras,
         images=images.model.form if images is not None and isinstance(images.model, ImageModel) else None,
         sounds=images.model.form if images is not None and isinstance(images.model, SoundModel) else None,
-        video=images.model.video if isinstance(images, LoadedImages) else None,
+        video=images.model.video if images is not None and isinstance(images.model, ImageModel) else None,
         whole_images=images is not None and images.model.whole,
         audio=audio and audio.capacity,
     )

@@ -152,5 +152,7 @@ class MediaInputs:
     def _embeddings(self, media: ImageInput | SoundInput) -> int:
         """Return the number of embeddings; 0 for a size that the model does not take."""
         count = self.form.embeddings(media)
-        images = self.form.images
-        return 0 if isinstance(media, ImageInput) and images is not None and count > images.max_tokens else count
+        if isinstance(media, SoundInput):
+            return count
+        form = self.form.video if media.frames else self.form.images
+        return 0 if form is None or count > form.max_tokens else count

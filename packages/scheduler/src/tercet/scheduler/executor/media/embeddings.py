@@ -29,6 +29,7 @@ def embedding_form(
         tower=model_identity(directory, "", weights=weights).weights,
         images=model.form if isinstance(model, ImageModel) else None,
         sounds=model.form if isinstance(model, SoundModel) else None,
+        video=model.video if isinstance(model, ImageModel) else None,
     )
 
 
