@@ -1,6 +1,7 @@
 """Images of a model without a tower: an encoder has each first, and its death costs nothing but time."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,6 +147,21 @@ async def test_a_redispatch_encodes_nothing_again(served: Served, encoding: Enco
     (_, first), (_, again) = dispatched(encoding)
     assert first == again == [embeddings(ARRAYS[0])]
     assert len(encoding.asked) == 1
+
+
+async def test_encoding_counts_in_the_time_to_the_first_token(
+    served: Served, encoding: Encoding, http_of: HttpOf
+) -> None:
+    encoding.answers = False
+    encoding.up("encoder-0")
+    asking = asyncio.ensure_future(http_of(served).post("/v1/chat/completions", json=body(CAT)))
+    await until(lambda: len(encoding.asked) == 1)
+    await asyncio.sleep(0.3)
+    encoding.answer()
+    assert (await asking).status_code == 200
+    metrics = (await http_of(served).get("/metrics")).text
+    [seconds] = re.findall(r"^tercet_time_to_first_token_seconds_sum\S* (\S+)$", metrics, re.MULTILINE)
+    assert float(seconds) >= 0.3
 
 
 async def test_the_death_of_an_encoder_sends_its_images_elsewhere(

@@ -52,11 +52,11 @@ class RequestTable:
         slot.admitted_at = self.clock()
         return slot
 
-    def start(self, state: RequestState) -> None:
-        """Dispatch or enqueue a request. Raises UnavailableError if neither is possible."""
+    def start(self, state: RequestState, tokenized_at: float | None = None) -> None:
+        """Dispatch or enqueue a request, by default just tokenized. Raises UnavailableError if neither is possible."""
         now = self.clock()
         self.states[state.rid] = state
-        state.started_at = now
+        state.started_at = now if tokenized_at is None else tokenized_at
         if not self.dispatcher.submit(state, now):
             state.fail(UnavailableError("No scheduler takes requests now.", retry_after=1))
             raise UnavailableError("No scheduler takes requests now.", retry_after=1)

@@ -186,7 +186,7 @@ class TokenizerManager:
         params = await in_turns(sampling_of_all(requests, model, prompts))
         check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
-        generation, rid = Generation(slot), rid or self.new_id()
+        generation, rid, tokenized_at = Generation(slot), rid or self.new_id(), self.requests.clock()
         placed = await placed_media(self.requests, requests, prompts, images, model, rid)
         names = [rid] if len(requests) == 1 else (f"{rid}.{number}" for number in count())
         every = zip(names, requests, prompts, params, predictions, placed, strict=False)
@@ -195,7 +195,7 @@ class TokenizerManager:
             for name, request, ids, chosen, prediction, shown in every:
                 state = ReqState(name, request, model, ids, chosen, generation.wake, prediction, shown)
                 generation.states.append(state)
-                self.requests.start(state)
+                self.requests.start(state, tokenized_at)
                 yield
 
         try:
