@@ -19,6 +19,7 @@ from tercet.protocol.messages.audio import (
 )
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.embedding_form import EmbeddingForm
+from tercet.protocol.messages.encoder_input import EncoderInput
 from tercet.protocol.messages.encodings import EncodedMedia, EncodeMediaReq
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
 from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange, TileTexts
@@ -153,6 +154,7 @@ MESSAGES: list[m.Message] = [
                 suffix="<end>",
                 positions_per_second=2.0,
             ),
+            encoder=EncoderInput(tokens=1024, start=[2, 0]),
         ),
         identity=ModelIdentity(
             weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo", weights_path="/ckpt/7"
@@ -202,6 +204,7 @@ MESSAGES: list[m.Message] = [
         audio=AudioInput(sha256=b"\xf0" * 32, transcript=Transcript.TIMESTAMPS),
         sounds=[SoundInput(sha256=b"\x0f" * 32, samples=640, first=1, tokens=1)],
         embedded=True,
+        encoder_ids=pack_ints([4, 5]),
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",

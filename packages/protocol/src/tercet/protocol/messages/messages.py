@@ -152,6 +152,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """One raw frame for each; only to a scheduler with `ModelLimits.sounds`. Since 1.1."""
     embedded: bool = False
     """The frames are embeddings, as a scheduler with `ModelLimits.embeddings` takes them alone. Since 1.1."""
+    encoder_ids: bytes = b""
+    """The prompt (int32), for a scheduler with `ModelLimits.encoder`; `input_ids` are then the decoder's. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from tercet.protocol.messages.audio import AudioFormat, SoundFormat
 from tercet.protocol.messages.embedding_form import EmbeddingForm
+from tercet.protocol.messages.encoder_input import EncoderInput
 from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.video import VideoFormat
 
@@ -315,6 +316,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Form of embeddings that are taken in the place of arrays, whose form is in it and not in `images` or `sounds`."""
     video: VideoFormat | None = None
     """Form of clips; None if the scheduler takes none."""
+    encoder: EncoderInput | None = None
+    """Prompts of a model with an encoder of text; None for other models."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):

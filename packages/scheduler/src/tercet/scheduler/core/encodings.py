@@ -24,7 +24,7 @@ class Encodings:
 
     def introduce(self, req: Req, step: int) -> None:
         """Note what a choice that has just got its slot cannot read yet."""
-        if req.audio is not None:
+        if req.audio is not None or req.text:
             req.readable = 0
         elif req.images is not None:
             req.readable = req.images.readable(req.computed)

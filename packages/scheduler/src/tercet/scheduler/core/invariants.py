@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from tercet.scheduler.core.cache.prefix_cache import Node, RadixCache
-from tercet.scheduler.core.places.choice_places import held_audio
+from tercet.scheduler.core.places.choice_places import held_audio, held_text
 from tercet.scheduler.core.places.places import KeyT, Places
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
@@ -19,11 +19,17 @@ def violations(core: Scheduler) -> list[str]:
 
 
 def _places_of(core: Scheduler) -> list[str]:
-    """Check that each running choice with an adapter or an audio clip has its place and counts among its users."""
+    """Check that each running choice has the places that it needs and counts among their users."""
     places, running, capacity = core.memory.places, core.planner.running, core.capacity
     adapters = [(f"{req.rid}/{req.index}", req.adapter, req.adapter_slot) for req in running]
     audio = [(f"{req.rid}/{req.index}", held_audio(req), req.audio_place) for req in running]
+    texts = [(f"{req.rid}/{req.index}", held_text(req), req.text_place) for req in running]
+    lost = capacity.texts is not None and capacity.texts.pages - len(places.texts.free_pages) != sum(
+        map(len, places.texts.pages.values())
+    )
     return [
+        *(["pages of encoded texts are lost or shared"] if lost else []),
+        *_places("text", places.texts, texts, 0 if capacity.texts is None else capacity.texts.places),
         *_places("adapter", places.adapters, adapters, capacity.adapters),
         *_places("audio clip", places.audio, audio, 0 if capacity.audio is None else capacity.audio.places),
     ]

@@ -47,7 +47,7 @@ class KVMemory:
         elif config.radix_cache:
             self.cache = RadixCache(size, groups)
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
-        self.places = ChoicePlaces(capacity.adapters, capacity.audio)
+        self.places = ChoicePlaces(capacity.adapters, capacity.audio, capacity.texts)
         self.updates: list[PageUpdate] = []
         """Page table changes that the next plan must carry."""
         self.deferred_free: deque[tuple[int, PageLists]] = deque()

@@ -7,7 +7,14 @@ from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.values import Logprobs, MemoryTag, SamplingParams
 from tercet.protocol.messages.video import VideoFormat
 from tercet.scheduler.core.images import PlannedImage
-from tercet.scheduler.core.places.loads import AdapterLoad, AudioCapacity, AudioLoad, PlannedAudio
+from tercet.scheduler.core.places.loads import (
+    AdapterLoad,
+    AudioCapacity,
+    AudioLoad,
+    PlannedAudio,
+    TextCapacity,
+    TextLoad,
+)
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
@@ -47,6 +54,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of an image see each other, so one step computes all that are not cached."""
     audio: AudioCapacity | None = None
     """Audio of each request; None if the model takes none."""
+    texts: TextCapacity | None = None
+    """Texts that an encoder reads, one for each request; None if the model has no such encoder."""
     sounds: SoundFormat | None = None
     """Form of sounds in prompts; None if the model takes none."""
     video: VideoFormat | None = None
@@ -81,6 +90,8 @@ class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the request. Its choices share the time that their grammar may take."""
     images: list[PlannedImage] = []  # in order
     audio: PlannedAudio | None = None
+    text: int = -1
+    """Place of the encoded text that the choice answers; -1 is none."""
 
 
 class PageUpdate(msgspec.Struct, frozen=True):
@@ -135,14 +146,14 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan of one step.
 
-    It is applied in this order: adapters, audio, introduce, pages, copies, restores, draft tokens, rows, encode.
+    It is applied in this order: adapters, audio, texts, introduce, pages, copies, restores, draft tokens, rows, encode.
     Decodes come first. A row that starts at 0 begins with an empty recurrent state, any other with its slot's.
 
     A choice may have several rows that decode, at consecutive positions. All but the first compute a draft token in
     `draft_tokens`: their output counts only if that token is the one that the row before sampled.
 
-    A plan with `weights` or `released` is not a step: it has no other content, and voids all slots, adapters and
-    audio clips of the executor.
+    A plan with `weights` or `released` is not a step: it has no other content, and voids all slots, adapters,
+    audio clips and texts of the executor.
     """
 
     step: int
@@ -152,6 +163,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that the executor is without from now on; it has all other memory."""
     adapters: list[AdapterLoad] = []
     audio: list[AudioLoad] = []
+    texts: list[TextLoad] = []
     introduce: list[SlotInit] = []
     pages: list[PageUpdate] = []
     copies: list[PageCopy] = []
@@ -162,7 +174,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: dict[int, int] = msgspec.field(default_factory=dict, name="assumed")
     """Draft token at the start of a row, by the row's index."""
     encode: dict[int, int] = {}
-    """Slots whose images or audio to encode beside the rows, the first of them first, and their computed tokens."""
+    """Slots whose images, audio or text to encode beside the rows, the first one first, and their computed tokens."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,4 +198,4 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     deferred: list[int] = []
     """Rows that sampled nothing because the grammar's mask was late. Their choices sit out until a `MaskReady`."""
     encoded: dict[int, int] = {}
-    """Tokens up to the next image or audio clip that is not encoded yet, by slot of `Plan.encode`."""
+    """Tokens up to the next image, audio clip or text that is not encoded yet, by slot of `Plan.encode`."""

@@ -101,6 +101,7 @@ class Planner:
             step=step,
             adapters=memory.places.pop_adapter_loads(),
             audio=memory.places.pop_audio_loads(),
+            texts=memory.places.texts.pop_text_loads(),
             introduce=builder.introduce,
             pages=updates,
             copies=builder.copies,
@@ -309,7 +310,7 @@ class Planner:
 
         If a choice finds no pages, or if they are `scarce`, only choices of tenants without a slot or within their
         share of the pages may overtake it: at most `max_skips` times, and not if it was retracted, unless its tenant
-        has other slots. A choice whose adapter or audio finds no place may be overtaken `max_skips` times.
+        has other slots. A choice that finds no place for what it uses may be overtaken `max_skips` times.
 
         If some rows were held back, only short choices start, out of the first ones that wait. A choice whose prefix is
         being computed for another waits for it, while it was skipped less than `max_skips` times.
@@ -412,6 +413,7 @@ class Planner:
                 request=req.request,
                 images=req.images.planned if req.images else [],
                 audio=planned_audio(req),
+                text=req.text_place,
             )
         )
         builder.add(req, step)

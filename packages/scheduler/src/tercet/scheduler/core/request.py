@@ -1,6 +1,7 @@
 """A choice of a request, from arrival to its final answer."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, PrefillChunk, unpack_array
@@ -10,79 +11,28 @@ from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
 
 def namespace_of(request: TokenizedGenerateReqInput) -> str:
-    """Return the namespace of the cached prefixes that a request can share: one tenant, one adapter, one audio clip."""
+    """Return the namespace of the cached prefixes that a request can share: one tenant, adapter and encoder's input."""
     audio = f"{request.audio.sha256.hex()}/" if request.audio else ""
-    return f"{audio}{request.lora.sha256 if request.lora else ''}/{request.cache_salt}"
+    text = f"{sha256(request.encoder_ids).hexdigest()}/" if request.encoder_ids else ""
+    return f"{audio}{text}{request.lora.sha256 if request.lora else ''}/{request.cache_salt}"
 
 
 class Req:
-    """A choice. It waits, holds a slot, pages, adapter and audio while it runs, and may be retracted to wait again.
+    """A choice. It waits, holds a slot, pages and places while it runs, and may be retracted to wait again.
 
     Token counts, all from the start of the prompt: `len(tokens)` are known, `length` adds those being sampled in
     flight, `computed` have their keys and values planned, and at `end` the choice has the maximum number of tokens.
     """
 
     __slots__ = (
-        "adapter",
-        "adapter_slot",
-        "alone",
-        "arrival",
-        "arrived",
-        "attempt",
-        "audio",
-        "audio_place",
-        "awaiting_result",
-        "cached",
-        "charged",
-        "chunks",
-        "computed",
-        "constrained",
-        "decode_spec",
-        "detokenizer",
-        "drafting",
-        "end",
-        "fast_path",
-        "finish",
-        "followers",
-        "frontend",
-        "hold",
-        "images",
-        "in_flight",
-        "index",
-        "last_step",
-        "late",
-        "leader",
-        "length",
-        "logprobs",
-        "measured",
-        "measured_at",
-        "node",
-        "offered",
-        "opened",
-        "pages",
-        "priority",
-        "prompt_logprobs",
-        "prompt_tokens",
-        "published",
-        "readable",
-        "request",
-        "resumed",
-        "rid",
-        "room",
-        "salt",
-        "sampling",
-        "scored",
-        "sent",
-        "shared",
-        "slot",
-        "stop_ids",
-        "tenant",
-        "times_skipped",
-        "token_logprobs",
-        "tokens",
-        "traced",
-        "waited",
-        "yielded",
+        *("adapter", "adapter_slot", "alone", "arrival", "arrived", "attempt", "audio", "audio_place"),
+        *("awaiting_result", "cached", "charged", "chunks", "computed", "constrained", "decode_spec"),
+        *("detokenizer", "drafting", "end", "fast_path", "finish", "followers", "frontend", "hold", "images"),
+        *("in_flight", "index", "last_step", "late", "leader", "length", "logprobs", "measured", "measured_at"),
+        *("node", "offered", "opened", "pages", "priority", "prompt_logprobs", "prompt_tokens", "published"),
+        *("readable", "request", "resumed", "rid", "room", "salt", "sampling", "scored", "sent", "shared", "slot"),
+        *("stop_ids", "tenant", "text", "text_place", "times_skipped", "token_logprobs", "tokens", "traced"),
+        *("waited", "yielded"),
     )
 
     def __init__(
@@ -112,7 +62,7 @@ class Req:
         self.logprobs = request.logprobs
         self.priority = request.priority
         self.tenant = request.tenant
-        self.adapter, self.audio = request.lora, request.audio
+        self.adapter, self.audio, self.text = request.lora, request.audio, bytes(request.encoder_ids)
         self.salt = namespace_of(request)
         self.resumed = bool(request.resume)
         """The choice continues an earlier attempt, and goes before new choices."""
@@ -163,8 +113,7 @@ class Req:
     def reset_kv(self) -> None:
         """Reset slot, pages and computed tokens."""
         self.slot = -1
-        self.adapter_slot = -1
-        self.audio_place = -1
+        self.adapter_slot = self.audio_place = self.text_place = -1
         self.pages: PageLists = []
         self.node: Node | None = None
         self.shared = 0
@@ -180,7 +129,7 @@ class Req:
         self.published = False
         self.fast_path = False
         self.readable = ALL_TOKENS
-        """Tokens up to the next image or audio clip that is not encoded yet."""
+        """Tokens up to the next image, audio clip or text that is not encoded yet."""
         self.measured = 0
         self.measured_at = -1
         if not self.scored:

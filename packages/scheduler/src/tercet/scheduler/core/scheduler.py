@@ -204,7 +204,7 @@ class Scheduler:
         return self.paused or not any(req.slot >= 0 or req.output_tokens for req in self.roster)
 
     def _retract_all(self) -> None:
-        """Retract running choices, to be recomputed, and drop cached prefixes, adapters and audio clips."""
+        """Retract running choices, to be recomputed, and drop cached prefixes, and all that has a place."""
         for req in list(self.planner.running):
             self.planner.retract(req)
         self.memory.forget()

@@ -54,6 +54,7 @@ def request(
     images: Sequence[ImageInput] = (),
     audio: AudioInput | None = None,
     sounds: Sequence[SoundInput] = (),
+    text: Sequence[int] = (),
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
     """Return a request in the form that a frontend sends."""
@@ -76,6 +77,7 @@ def request(
         images=list(images),
         audio=audio,
         sounds=list(sounds),
+        encoder_ids=pack_ints(text),
     )
 
 
@@ -175,9 +177,8 @@ class Driver:
                 break
             suppressed = ends if len(output) < sampling.min_new_tokens else ()
             known = [*prompt, *output]
-            output.append(
-                must[0] if must else self.fake.next_token(known, choice, suppressed, wanted.lora, wanted.audio)
-            )
+            seen = wanted.lora, wanted.audio, bytes(wanted.encoder_ids)
+            output.append(must[0] if must else self.fake.next_token(known, choice, suppressed, *seen))
             if output[-1] in ends and len(output) >= sampling.min_new_tokens:
                 break
         return output
@@ -254,3 +255,4 @@ def assert_empty(core: Scheduler) -> None:
         assert len(windows.pool.free_pages) + sum(len(node.window) for node in nodes) == windows.pool.size
     assert not memory.places.adapters.users
     assert not memory.places.audio.users
+    assert not memory.places.texts.users

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tercet.protocol.messages.audio import AudioFormat, AudioInput, TranscriptTokens
+from tercet.protocol.messages.encoder_input import EncoderInput
 from tercet.protocol.messages.media import ImageFormat, ImageInput
 from tercet.protocol.messages.values import (
     Logprobs,
@@ -21,7 +22,7 @@ from tercet.protocol.messages.values import (
 )
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.images import PlannedImage
-from tercet.scheduler.core.places.loads import AudioCapacity
+from tercet.scheduler.core.places.loads import AudioCapacity, TextCapacity, TextLoad
 from tercet.scheduler.core.plan import (
     CacheGroup,
     Capacity,
@@ -65,8 +66,11 @@ def small_capacity(
     images: ImageFormat | None = None,
     whole_images: bool = False,
     audio: int = 0,
+    text_pages: int = 0,
 ) -> Capacity:
     """Return a capacity for tests."""
+    form = EncoderInput(tokens=text_pages * page_size, start=[1])
+    texts = TextCapacity(form=form, places=min(text_pages, 4 * slots), pages=text_pages, page_size=page_size)
     return Capacity(
         page_size=page_size,
         groups=[CacheGroup("full", pages)],
@@ -80,6 +84,7 @@ def small_capacity(
         images=images,
         whole_images=whole_images,
         audio=AudioCapacity(form=FAKE_AUDIO, places=audio) if audio else None,
+        texts=texts if text_pages else None,
     )
 
 
@@ -149,7 +154,8 @@ class FakeLateMasks:
 class _Slot:
     init: SlotInit
     adapter: LoRAAdapter | None
-    audio: bytes
+    encoded: bytes
+    """Hash of its audio clip, or tokens of its text."""
     tokens: list[int]
     hashes: list[int] = field(default_factory=list)
     """Hashes of all prefixes: entry i covers tokens 0 to i."""
@@ -178,7 +184,7 @@ class _Chain:
 
 
 class FakeExecutor:
-    """Executor whose next token is a hash of all tokens before it, of adapter, audio and weights.
+    """Executor whose next token is a hash of all tokens before it, of adapter, audio, text and weights.
 
     Any mistake in these shows in the output. With `verify`, each page remembers the hash of the prefix it holds at each
     offset, and a row that would attend to another raises StaleCacheError: this detects wrong sharing, early reuse and
@@ -201,7 +207,7 @@ class FakeExecutor:
     ) -> None:
         """Create an executor. `defers` returns whether the mask of a sampling row with a grammar is late.
 
-        Every image and audio clip takes `encode_steps` steps to encode.
+        Every image, audio clip and text takes `encode_steps` steps to encode.
         """
         self.weights = weights_loader(_check_directory)
         self.adapters = AsyncLoader(_load_adapter, _InlineExecutor()) if capacity.adapters else None
@@ -214,13 +220,15 @@ class FakeExecutor:
         self._defers = defers
         self._encode_steps = encode_steps
         self._encoding: Counter[bytes | int] = Counter()
-        """Steps that were spent on each image, by hash, and on each place of an audio clip."""
+        """Steps that were spent on each image, by hash, and on each place of an audio clip or a text."""
         self._late = FakeLateMasks()
         self._slots: dict[int, _Slot] = {}
         self._adapters: dict[int, LoRAAdapter] = {}
         """Adapters by slot."""
-        self._audio: dict[int, bytes] = {}
-        """Hashes of audio clips by place."""
+        self._encoded_at: dict[int, bytes] = {}
+        """Hashes of audio clips, or tokens of texts, by place."""
+        self._text_pages: dict[int, list[int]] = {}
+        """Pages of texts by place."""
         self._cache: dict[tuple[int, int, int], int] = {}
         """Prefix hash by (cache group, page, offset)."""
         self._snapshots: dict[int, int | None] = {}
@@ -261,15 +269,18 @@ class FakeExecutor:
             if not 0 <= load.place < self._capacity.adapters:
                 raise IndexError(f"there is no place {load.place}")
             self._adapters[load.place] = load.adapter
-        for encoded in plan.audio:
-            if self._capacity.audio is None or not 0 <= encoded.place < self._capacity.audio.places:
-                raise IndexError(f"there is no place {encoded.place}")
-            self._audio[encoded.place] = encoded.sha256
-            self._encoding[encoded.place] = 0
+        for clip in plan.audio:
+            if self._capacity.audio is None or not 0 <= clip.place < self._capacity.audio.places:
+                raise IndexError(f"there is no place {clip.place}")
+            self._encoded_at[clip.place] = clip.sha256
+            self._encoding[clip.place] = 0
+        for text in plan.texts:
+            self._load_text(text)
         for init in plan.introduce:
             adapter = None if init.adapter < 0 else self._adapters[init.adapter]
-            audio = b"" if init.audio is None else self._audio[init.audio.place]
-            self._slots[init.slot] = _Slot(init, adapter, audio, seen_tokens(init.tokens, init.images))
+            place = _place_of(init)
+            encoded = b"" if place < 0 else self._encoded_at[place]
+            self._slots[init.slot] = _Slot(init, adapter, encoded, seen_tokens(init.tokens, init.images))
         for update in plan.pages:
             for group, pages in enumerate(update.pages):
                 self._slots[update.slot].tables.update(
@@ -292,8 +303,22 @@ class FakeExecutor:
 
         return Done(result, tell)
 
+    def _load_text(self, load: TextLoad) -> None:
+        """Take the pages of a text from the texts that had them."""
+        texts = self._capacity.texts
+        if texts is None or not 0 <= load.place < texts.places or not {*load.pages} <= {*range(texts.pages)}:
+            raise IndexError(f"there are no places like {load}")
+        if len(load.pages) * texts.page_size < len(unpack_ints(load.ids)):
+            raise IndexError(f"{load} has too few pages")
+        taken = [place for place, pages in self._text_pages.items() if {*pages} & {*load.pages}]
+        for place in {*taken, load.place}:
+            self._encoded_at.pop(place, None)
+            self._text_pages.pop(place, None)
+        self._encoded_at[load.place], self._text_pages[load.place] = load.ids, load.pages
+        self._encoding[load.place] = 0
+
     def _encoded(self, encode: Mapping[int, int]) -> dict[int, int]:
-        """Encode the first image or audio clip that is not encoded for a step. Return the readable tokens of slots."""
+        """Encode the first image, audio clip or text that is not encoded for a step. Return slots' readable tokens."""
         readable = {slot: self._unread(slot, computed) for slot, computed in encode.items()}
         first = next((what for _, what in readable.values() if what is not None), None)
         if first is not None:
@@ -303,7 +328,7 @@ class FakeExecutor:
     def _unread(self, number: int, computed: int) -> tuple[int, bytes | int | None]:
         """Return the readable tokens of a slot, and what follows them."""
         slot = self._slots[number]
-        if slot.init.audio is not None and self._encoding[place := slot.init.audio.place] < self._encode_steps:
+        if (place := _place_of(slot.init)) >= 0 and self._encoding[place] < self._encode_steps:
             return 0, place
         for each in slot.init.images:
             if each.first + each.tokens > computed and self._encoding[each.sha256] < self._encode_steps:
@@ -317,7 +342,7 @@ class FakeExecutor:
         if plan.released is not None:
             self._released = {*plan.released}
         if plan.weights or plan.released is not None:
-            for void in (self._slots, self._adapters, self._audio, self._encoding, self._cache, self._snapshots):
+            for void in (self._slots, self._adapters, self._encoded_at, self._encoding, self._cache, self._snapshots):
                 void.clear()
         elif self._released:
             raise StaleCacheError(f"step {plan.step} uses released memory")
@@ -333,9 +358,10 @@ class FakeExecutor:
         suppressed: Collection[int] = (),
         adapter: LoRAAdapter | None = None,
         audio: AudioInput | None = None,
+        text: bytes = b"",
     ) -> int:
         """Return the model's token after `tokens`, for tests that know the answer without a scheduler."""
-        value = self._first(adapter, b"" if audio is None else audio.sha256)
+        value = self._first(adapter, text if audio is None else audio.sha256)
         for token in tokens:
             value = _extend(value, token)
         return self._sampled(value, choice, suppressed)
@@ -344,9 +370,9 @@ class FakeExecutor:
         """Return the grammar's result after `tokens`; see `ScriptedGrammar`."""
         return ((), False) if self._grammar is None or sampling.grammar is None else self._grammar(tokens)
 
-    def _first(self, adapter: LoRAAdapter | None, audio: bytes) -> int:
+    def _first(self, adapter: LoRAAdapter | None, encoded: bytes) -> int:
         """Return the hash before the first token."""
-        made_of = self._loaded + ("" if adapter is None else adapter.sha256) + audio.hex()
+        made_of = self._loaded + ("" if adapter is None else adapter.sha256) + encoded.hex()
         return int(hashlib.sha256(made_of.encode()).hexdigest(), 16) & _MASK if made_of else 0
 
     def _result(self, plan: Plan) -> StepResult:
@@ -421,8 +447,8 @@ class FakeExecutor:
             raise StaleCacheError(f"slot {row.slot} reads what is not encoded before token {end}")
         if slot.adapter is not None and self._adapters[slot.init.adapter] != slot.adapter:
             raise StaleCacheError(f"slot {row.slot} lost its adapter to another")
-        if slot.init.audio is not None and self._audio[slot.init.audio.place] != slot.audio:
-            raise StaleCacheError(f"slot {row.slot} lost its audio to another")
+        if (place := _place_of(slot.init)) >= 0 and self._encoded_at.get(place) != slot.encoded:
+            raise StaleCacheError(f"slot {row.slot} lost its audio or text to another")
         for each in slot.init.images if self._capacity.whole_images else ():
             if each.first < end < each.first + each.tokens:
                 raise StaleCacheError(f"the plan cuts the image at {each.first} after token {end - 1}")
@@ -431,7 +457,7 @@ class FakeExecutor:
         while len(slot.hashes) < end:
             at = len(slot.hashes)
             slot.hashes.append(
-                _extend(slot.hashes[-1] if at else self._first(slot.adapter, slot.audio), slot.tokens[at])
+                _extend(slot.hashes[-1] if at else self._first(slot.adapter, slot.encoded), slot.tokens[at])
             )
         del slot.hashes[end:]
         if not self._verify:
@@ -456,6 +482,11 @@ class FakeExecutor:
                 raise IndexError(f"{each} is outside of its row or of the snapshots")
             self._snapshots[each.snapshot] = slot.hashes[row.start + each.tokens - 1] if each.tokens else before
         slot.state = slot.hashes[row.start + row.count - 1]
+
+
+def _place_of(init: SlotInit) -> int:
+    """Return the place of a choice's encoded audio or text; -1 for none."""
+    return init.text if init.audio is None else init.audio.place
 
 
 def _chains(plan: Plan) -> dict[int, _Chain]:

@@ -15,7 +15,7 @@ from tercet.protocol.messages.values import (
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.images import ImageNumbers, PromptImages, image_error, inputs_of
 from tercet.scheduler.core.intake.pending_aborts import PendingAborts
-from tercet.scheduler.core.intake.validation import audio_error, invalid_ids, request_error
+from tercet.scheduler.core.intake.validation import audio_error, invalid_ids, request_error, text_error
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.request import Req, finish_at_arrival, namespace_of
@@ -40,7 +40,7 @@ class RequestIntake:
         self._media = capacity.images, capacity.sounds, capacity.video
         self._whole_images = capacity.whole_images
         self._image_numbers = ImageNumbers()
-        self._takes_audio = capacity.audio is not None
+        self._takes_audio, self._texts = capacity.audio is not None, capacity.texts
         self._reads_grammars = bool(capacity.grammars)
         self._runs_adapters = bool(capacity.adapters)
         self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
@@ -172,7 +172,7 @@ class RequestIntake:
         if self.draining:
             return rejected("draining", "this scheduler is leaving", retry=True)
         fault = request_error(request, self._vocab_size) or image_error(request, *self._media)
-        fault = fault or audio_error(request, takes_audio=self._takes_audio)
+        fault = fault or audio_error(request, takes_audio=self._takes_audio) or text_error(request, self._texts)
         if fault is not None:
             return rejected("invalid_request", fault)
         if request.sampling.grammar is not None and not self._reads_grammars:
@@ -185,7 +185,7 @@ class RequestIntake:
         if total > self._longest or any(len(part) > request.sampling.max_new_tokens for part in known):
             message = f"prompt and output together have {total} tokens; at most {self._longest} are possible here"
             return rejected("context_length_exceeded", message)
-        if not ids or invalid_ids(self._vocab_size, ids, *known):
+        if not ids or invalid_ids(self._vocab_size, ids, unpack_ints(request.encoder_ids), *known):
             return rejected("invalid_token_ids", "the prompt is empty or holds a token id outside the vocabulary")
         if invalid_ids(self._vocab_size, unpack_ints(request.prediction)):
             return rejected("invalid_request", "the prediction holds a token id outside the vocabulary")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import SAMPLING_FIELDS, LogprobParams, LoRAAdapter, SamplingParams
+from tercet.scheduler.core.places.loads import TextCapacity
 
 LONGEST_NAME = 512
 """Maximum characters of a request's id, its salt, its tenant and its detokenizer."""
@@ -55,6 +56,16 @@ def audio_error(request: TokenizedGenerateReqInput, *, takes_audio: bool) -> str
     return None if len(request.audio.sha256) == _HASH_BYTES else "the audio's hash has another length"
 
 
+def text_error(request: TokenizedGenerateReqInput, texts: TextCapacity | None) -> str | None:
+    """Return the fault in the encoder's input of a request, or None."""
+    tokens = len(request.encoder_ids) // 4
+    if texts is None:
+        return "this model has no encoder of text" if tokens else None
+    if not 0 < tokens <= texts.form.tokens:
+        return f"the encoder's input has {tokens} tokens; 1 to {texts.form.tokens} are possible here"
+    return None
+
+
 def invalid_ids(vocab_size: int, *parts: Sequence[int]) -> bool:
     """Return whether any id is outside the vocabulary."""
     return any(min(part) < 0 or max(part) >= vocab_size for part in parts if len(part))
@@ -68,7 +79,8 @@ def _fault_in_choices(request: TokenizedGenerateReqInput) -> str | None:
     indices = [choice.index for choice in request.resume]
     if len(set(indices)) != len(indices) or any(not 0 <= index < count for index in indices):
         return "the choices to resume are repeated or are not choices of this request"
-    buffers = request.input_ids, request.prediction, *(choice.output_ids for choice in request.resume)
+    known = (choice.output_ids for choice in request.resume)
+    buffers = request.input_ids, request.encoder_ids, request.prediction, *known
     if any(len(part) % 4 for part in buffers):
         return "a buffer of token ids is torn"
     if len(request.prediction) > 4 * MOST_PREDICTED:

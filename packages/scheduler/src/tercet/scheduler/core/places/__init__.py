@@ -1,1 +1,1 @@
-"""Places of an executor's memory for what choices use beside pages: adapters and encoded audio."""
+"""Places of an executor's memory for what choices use beside pages: adapters, encoded audio and texts."""
