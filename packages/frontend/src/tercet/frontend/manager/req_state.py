@@ -298,13 +298,14 @@ class ReqState(RequestState):
         resume = []
         if attempt and (self.output_tokens or not self.refused):
             resume = [Resume(index, pack_ints(self.choices[index].token_ids)) for index in self.open_indices]
-        request, options = self.request, self.request.options
+        request, options, encoder = self.request, self.request.options, self.model.limits.encoder
+        start = self.prompt_ids if encoder is None else pack_ints(encoder.start)
         spec = DecodeSpec(
             stop=options.stop,
             include_stop=options.include_stop,
             skip_special_tokens=options.skip_special_tokens,
             spaces_between_special_tokens=options.spaces_between_special_tokens,
-            prompt_tail=self.prompt_ids[-4 * _PROMPT_TAIL :],
+            prompt_tail=start[-4 * _PROMPT_TAIL :],
             resume=resume,
             tokenizer=self.model.files.tokenizer_sha,
             min_tokens=self.sampling.min_new_tokens,
@@ -315,7 +316,7 @@ class ReqState(RequestState):
             rid=self.rid,
             attempt=attempt,
             detokenizer=detokenizer,
-            input_ids=self.prompt_ids,
+            input_ids=start,
             sampling=self.sampling,
             decode_spec=_encode_spec(spec),
             logprobs=options.logprobs,
@@ -332,6 +333,7 @@ class ReqState(RequestState):
             audio=self.audio,
             sounds=sounds_in(self.places),
             embedded=bool(self.places) and self.model.limits.embeddings is not None,
+            encoder_ids=b"" if encoder is None else self.prompt_ids,
         )
 
 

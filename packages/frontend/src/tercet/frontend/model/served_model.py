@@ -107,6 +107,23 @@ class ServedModel:
         """Return the maximum number of prompt and output tokens of a request."""
         return context_of(self.limits)
 
+    @property
+    def longest_prompt(self) -> int:
+        """Return the maximum number of prompt tokens: those that an encoder reads, or else the context."""
+        return self.context if self.limits.encoder is None else self.limits.encoder.tokens
+
+    def context_tokens(self, prompt_tokens: int, param: str) -> int:
+        """Return the tokens of the context that a prompt takes: where an encoder reads it, the decoder's first ones.
+
+        Raises ContextLengthExceededError for more than an encoder reads.
+        """
+        encoder = self.limits.encoder
+        if encoder is None:
+            return prompt_tokens
+        if prompt_tokens > encoder.tokens:
+            raise self._too_long(param, f"{prompt_tokens} tokens", prompt_tokens)
+        return len(encoder.start)
+
     @cached_property
     def tokens(self) -> Tokens:
         """Return the part of the vocabulary that grammars need."""
@@ -158,7 +175,7 @@ class ServedModel:
                 self.check_length(text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
             case TokenPrompt():
-                if must_fit and len(prompt.token_ids) > self.context:
+                if must_fit and len(prompt.token_ids) > self.longest_prompt:
                     raise self._too_long(prompt.param, f"{len(prompt.token_ids)} tokens", len(prompt.token_ids))
                 for token_id in prompt.token_ids:
                     if not 0 <= token_id < self.limits.vocab_size:
@@ -204,24 +221,25 @@ class ServedModel:
 
     def check_length(self, text: str, param: str, *, must_fit: bool = True) -> None:
         """Refuse a text that is too long before it is tokenized. Raises BadRequestError."""
-        most = max(_COUNTED_CHARS, _COUNTED_CHARS_A_TOKEN * self.context)
+        most = max(_COUNTED_CHARS, _COUNTED_CHARS_A_TOKEN * self.longest_prompt)
         if not must_fit and len(text) > most:
             raise BadRequestError(
                 f"The text has {len(text)} characters. At most {most} are counted for this model.",
                 param=param,
                 code="string_above_max_length",
             )
-        if must_fit and (fewest := self.tokenizer.fewest_tokens(text)) > self.context:
+        if must_fit and (fewest := self.tokenizer.fewest_tokens(text)) > self.longest_prompt:
             raise self._too_long(
                 param, f"{len(self.tokenizer.unescape(text))} characters, which are at least {fewest} tokens", fewest
             )
 
     def _too_long(self, param: str, length: str, tokens: int) -> ContextLengthExceededError:
+        kind, most = "context" if self.limits.encoder is None else "prompt", self.longest_prompt
         return ContextLengthExceededError(
-            f"This model's maximum context length is {self.context} tokens. However, your prompt has {length}.",
+            f"This model's maximum {kind} length is {most} tokens. However, your prompt has {length}.",
             param=param,
             prompt=tokens,
-            context=self.context,
+            context=most,
         )
 
 

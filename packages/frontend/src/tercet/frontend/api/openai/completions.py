@@ -63,6 +63,9 @@ class OpenAIServingCompletion:
 
 def to_generate_requests(body: CompletionRequest, model: ServedModel) -> list[GenerateRequest]:
     """Return one request for each prompt. Raises BadRequestError."""
+    if body.echo and model.limits.encoder is not None:
+        message = "The encoder of this model reads the prompt, which the answer does not continue."
+        raise UnsupportedParameterError(message, param="echo")
     request = _without_prompt(body, model)
     if not body.suffix:
         return [msgspec.structs.replace(request, prompt=prompt) for prompt in body.prompts()]

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 
-from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
+from tercet.frontend.errors import BadRequestError, ContextLengthExceededError, UnsupportedParameterError
 from tercet.frontend.http.loop_turns import Steps
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import ChatPrompt, TextPrompt, TokenPrompt
@@ -75,12 +75,12 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
     """Return the sampling parameters for a prompt of known length. Raises BadRequestError."""
     options, limits = request.options, model.limits
     names = options.param_names
-    room = model.context - prompt_tokens
     if prompt_tokens == 0:
         raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
     if options.logprob_start > prompt_tokens:
         message = f"'{names.logprob_start}' is {options.logprob_start}, and the prompt has {prompt_tokens} tokens."
         raise BadRequestError(message, param=names.logprob_start)
+    room = model.context - model.context_tokens(prompt_tokens, request.prompt.param)
     output = options.max_tokens
     if output is None:
         output = max(min(room, request.default_tokens or _max_output(request, prompt_tokens)), 1)
@@ -110,6 +110,7 @@ def cheap_checks(requests: Sequence[GenerateRequest], model: ServedModel) -> Ste
     """Check what needs no tokens. Raises BadRequestError."""
     for request in requests:
         model.check_audio(given=request.audio is not None)
+        _check_encoder(request, model)
         check_stops(request)
         check_length(request, model)
         yield
@@ -126,9 +127,17 @@ def sampling_of_all(
     return params
 
 
+def _check_encoder(request: GenerateRequest, model: ServedModel) -> None:
+    """Raise UnsupportedParameterError for log-probabilities of a prompt that an encoder reads."""
+    logprobs = request.options.logprobs
+    if model.limits.encoder is not None and logprobs is not None and logprobs.prompt:
+        message = "The encoder of this model reads the prompt, whose tokens have no log-probabilities."
+        raise UnsupportedParameterError(message, param=request.options.param_names.logprobs)
+
+
 def _check_context(request: GenerateRequest, model: ServedModel, prompt_tokens: int, output: int) -> None:
     """Raise ContextLengthExceededError if prompt and output exceed the context."""
-    context = model.context
+    context, prompt_tokens = model.context, model.context_tokens(prompt_tokens, request.prompt.param)
     if prompt_tokens + output > context:
         raise ContextLengthExceededError(
             f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + output} "
