@@ -34,8 +34,9 @@ def test_a_notation_has_golden_examples_or_the_page_says_none(family: Family) ->
 
 def test_every_architecture_that_writes_text_is_listed() -> None:
     listed = {name for family in FAMILIES for name in family.architectures}
-    without = {"BambaForCausalLM", "MambaForCausalLM", "Mamba2ForCausalLM", "WhisperForConditionalGeneration"}
-    assert listed == set(generators()) - without, "these have no chat templates"
+    without = "BambaForCausalLM MambaForCausalLM Mamba2ForCausalLM WhisperForConditionalGeneration "
+    without += "BartForConditionalGeneration MBartForConditionalGeneration"
+    assert listed == set(generators()) - {*without.split()}, "these have no chat templates"
 
 
 def test_every_family_that_the_page_names_is_listed() -> None:

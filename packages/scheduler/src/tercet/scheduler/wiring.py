@@ -427,6 +427,7 @@ def _limits(found: ResolvedModel, executor: Executor, tokens: int) -> ModelLimit
         video=capacity.video if embeddings is None else None,
         embeddings=embeddings,
         audio=None if capacity.audio is None else capacity.audio.form,
+        encoder=None if capacity.texts is None else capacity.texts.form,
     )
 
 

@@ -4,6 +4,9 @@ import threading
 import time
 from collections.abc import Callable
 
+_PART = 2.5e8
+"""Floating-point operations of a part: a few milliseconds on two cores."""
+_LEAST_ROWS = 16
 _current = threading.local()
 
 
@@ -92,3 +95,8 @@ def pause() -> None:
     slices: TimeSlices | None = getattr(_current, "slices", None)
     if slices is not None:
         slices.pause()
+
+
+def rows_of_part(operations: int) -> int:
+    """Return the rows of a part of the work between two pauses, for the floating-point operations of a row."""
+    return max(_LEAST_ROWS, int(_PART / operations))

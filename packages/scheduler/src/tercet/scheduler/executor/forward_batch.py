@@ -116,7 +116,7 @@ class ForwardBatch:
 
     @property
     def can_be_cut(self) -> bool:
-        """Return whether `part` is available: no token sees one after itself, or an audio clip."""
+        """Return whether `part` is available: no token sees one after itself, an audio clip or a text."""
         return self.cross is None and (self.replaced is None or self.replaced.seen is None)
 
     def part(self, tokens: slice) -> "ForwardBatch":
@@ -147,9 +147,9 @@ class ForwardBatch:
         return self.attend_cached(layer_id, q, params)
 
     def attend_cross(self, layer_id: int, q: torch.Tensor, params: AttentionParams) -> torch.Tensor:
-        """Attend to the audio clips of the tokens. See `CrossBatch`."""
+        """Attend to the audio clips or texts of the tokens. See `CrossBatch`."""
         if self.cross is None:
-            raise RuntimeError("this step has no audio clips")
+            raise RuntimeError("this step has no encoded audio or text")
         return self.cross.attend(layer_id, q, params)
 
     def states_of(self, layer_id: int) -> tuple[tuple[torch.Tensor, ...], Segments]:

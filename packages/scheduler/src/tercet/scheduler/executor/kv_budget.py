@@ -23,6 +23,7 @@ from tercet.scheduler.executor.graphs.warmup import (
 from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
 from tercet.scheduler.executor.media.audio import StepAudio
 from tercet.scheduler.executor.media.prompt_media import LoadedMedia
+from tercet.scheduler.executor.media.texts import StepTexts
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.state_pool import StatePool
@@ -112,7 +113,7 @@ class KVBudget:
     device: torch.device
     shard: Shard
     images: LoadedMedia | None = None
-    audio: StepAudio | None = None
+    encoder: StepAudio | StepTexts | None = None
 
     def longest_context(self) -> int:
         """Return the most tokens of one sequence that total memory can hold, in the cache and in tables of positions
@@ -177,7 +178,7 @@ class KVBudget:
             self.shapes,
             states=state_layers(config, self.shard),
             slots=options.rows,
-            audio=self.audio,
+            encoder=self.encoder,
             context_length=config.context_length,
             vocab_size=config.vocab_size,
             device=self.device,
@@ -213,7 +214,7 @@ class KVBudget:
             return int((free if static is None else min(free, static)) / self.options.host_ranks)
 
         def run() -> None:
-            profile_run(runner(), self._largest, self.images, self.audio)
+            profile_run(runner(), self._largest, self.images, self.encoder)
 
         free = measured_kv_bytes(partial(available_bytes, device), run, share, options.step_tokens)
         return free if static is None else min(free, static)

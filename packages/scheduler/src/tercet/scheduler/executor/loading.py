@@ -25,6 +25,7 @@ from tercet.scheduler.executor.media.images import LoadedImages
 from tercet.scheduler.executor.media.prompt_media import LoadedMedia
 from tercet.scheduler.executor.media.shared_embeddings import Embeddings, SharedEmbeddings, StageEmbeddings
 from tercet.scheduler.executor.media.sounds import LoadedSounds
+from tercet.scheduler.executor.media.texts import LoadedTexts
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
@@ -39,7 +40,7 @@ from tercet.scheduler.model_files import (
     weight_files,
 )
 from tercet.scheduler.models import hugging_face
-from tercet.scheduler.models.audio.audio_model import load_encoder
+from tercet.scheduler.models.audio.audio_model import load_encoder as load_audio_encoder
 from tercet.scheduler.models.audio.sound_model import SoundModel
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.layers.cross_attention import CrossAttention
@@ -78,8 +79,8 @@ class LoadedModel(NamedTuple):
     """Images or sounds in prompts; None if the model takes none."""
     rotary: Rotary | None = None
     """The rotation of most layers; None for a model without, or on transformers' own modules."""
-    audio: LoadedAudio | None = None
-    """None if the model takes none."""
+    encoder: LoadedAudio | LoadedTexts | None = None
+    """The encoder of audio or text; None for a model without."""
 
 
 @contextmanager
@@ -263,19 +264,24 @@ def _shared_embeddings(deepstack: int, config: ModelConfig, shard: Shard, device
     return None if shard.size == 1 else SharedEmbeddings(shard.collectives, config.dtype, device)
 
 
-def load_audio(
+def load_encoder(
     options: WorkerOptions, model: Model, device: torch.device, *, native: bool, advance: Advance
-) -> LoadedAudio | None:
-    """Load the encoder of audio; None if the model takes none. Raise ValueError for random weights."""
+) -> LoadedAudio | LoadedTexts | None:
+    """Load the encoder of audio; that of text is part of the model. Return None if the model has neither.
+
+    Raise ValueError for an encoder of audio with random weights.
+    """
     if not isinstance(model, CausalLM):
         return None
     config = model.config
+    if config.encoder is not None:
+        return LoadedTexts.of(family_of(config.architecture).start(options.model), model)
     audio = family_of(config.architecture).audio(options.model)
     if audio is None:
         return None
     if options.load_format == "dummy":
         raise ValueError(f"load_format dummy: {config.architecture} needs the weights of its encoder")
-    encoder = load_encoder(audio, options.checkpoint, config.dtype, device)
+    encoder = load_audio_encoder(audio, options.checkpoint, config.dtype, device)
     if device.type == "cpu":
         _prepare_for_cpu(encoder, config.dtype, native=native, advance=advance)
     return LoadedAudio.of(audio, encoder, model)

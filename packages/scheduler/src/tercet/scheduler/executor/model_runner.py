@@ -145,7 +145,7 @@ class ModelRunner:
             self._adapters.load(own.adapters)
             self._adapters.introduce(own.introduce)
         if self._media is not None:
-            self._media.load(plan.audio)
+            self._media.load(plan)
         if plan.introduce:
             self._introduce(plan.introduce)
         self._tables.update_pages(own.pages)

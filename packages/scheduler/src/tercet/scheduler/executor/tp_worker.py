@@ -27,7 +27,7 @@ from tercet.scheduler.executor.loading import (
     LoadedModel,
     check_replacement,
     kv_scales,
-    load_audio,
+    load_encoder,
     load_images,
     load_model,
     reading_model,
@@ -36,9 +36,11 @@ from tercet.scheduler.executor.loading import (
     weights_number,
 )
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
-from tercet.scheduler.executor.media.audio import AudioMemory, StepAudio
+from tercet.scheduler.executor.media.audio import StepAudio
+from tercet.scheduler.executor.media.encoder_memory import encoder_memory, step_encoder
 from tercet.scheduler.executor.media.prompt_media import array_store, step_images
 from tercet.scheduler.executor.media.step_media import step_media
+from tercet.scheduler.executor.media.texts import StepTexts
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars, slot_grammars
@@ -107,8 +109,8 @@ class TpModelWorker:
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             self._loaded: LoadedModel | None = (loaded := self._load(options))
         ops = sampling_ops(loaded.model, device, native=self._native)
-        self._audio = AudioMemory.of(loaded.audio, options, config, device)
-        budget = replace(budget, images=loaded.images, audio=self._step_audio(loaded))
+        self._encoded = encoder_memory(loaded.encoder, options, config, device)
+        budget = replace(budget, images=loaded.images, encoder=self._step_encoder(loaded))
         sizes = budget.sizes(loaded.model, backend, ops)
         groups, tokens = budget.groups(sizes), sizes.pages * options.page_size
         with require_memory(f"a KV cache of {tokens} tokens, lower kv_cache_bytes"):
@@ -124,7 +126,7 @@ class TpModelWorker:
                 self._warm_up(loaded.model)
         self.weights = weights_loader(self._check)
         self._capacity = capacity_of(
-            options, config, ends, self._pool, self._states, self._grammars, loaded.images, self._audio
+            options, config, ends, self._pool, self._states, self._grammars, loaded.images, self._encoded
         )
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
@@ -147,7 +149,7 @@ class TpModelWorker:
     @property
     def audio(self) -> AudioSamples | None:
         """Samples of audio clips; None if the model takes none."""
-        return None if self._audio is None else self._audio.store
+        return None if self._encoded is None else self._encoded.store
 
     @property
     def adapters(self) -> AdapterLoader | None:
@@ -195,14 +197,14 @@ class TpModelWorker:
         progress, advance = self._progress, self._advance
         loaded = load_model(options, config, self._cached, device, native=native, progress=progress, shard=shard)
         images = load_images(options, config, device, native=native, shard=shard, advance=advance)
-        audio = load_audio(options, loaded.model, device, native=native, advance=advance)
-        return loaded._replace(images=images, audio=audio)
+        encoder = load_encoder(options, loaded.model, device, native=native, advance=advance)
+        return loaded._replace(images=images, encoder=encoder)
 
     def _runner_of(self, loaded: LoadedModel) -> ModelRunner:
         """Return a runner of a model over the existing pages."""
         options, device, strategy, model = self._options, self._device, self._strategy, loaded.model
         graphs = None
-        if device.type == "cuda" and self._states is None and self._audio is None and self._shard.records:
+        if device.type == "cuda" and self._states is None and self._encoded is None and self._shard.records:
             recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
             rows, chained = options.slots, options.draft_rows
             graphs = graph_runners(model, self._pool, self._backend, recorder, decode_rows=rows, chained_rows=chained)
@@ -225,15 +227,13 @@ class TpModelWorker:
             oom_policy=strategy.oom_policy,
             logprobs_mode=options.logprobs_mode,
             states=self._states,
-            media=step_media(images, self._step_audio(loaded), device),
+            media=step_media(images, self._step_encoder(loaded), device),
             share=step_share(self._shard.attention, options.own_slots, model, device),
         )
 
-    def _step_audio(self, loaded: LoadedModel) -> StepAudio | None:
-        """Return the audio clips of a model's steps; None if it takes none."""
-        if loaded.audio is None or self._audio is None:
-            return None
-        return StepAudio(loaded.audio, self._audio, self._backend, self._options.rows, self._device)
+    def _step_encoder(self, loaded: LoadedModel) -> StepAudio | StepTexts | None:
+        """Return the audio clips or texts of a model's steps; None if it has no encoder of them."""
+        return step_encoder(loaded.encoder, self._encoded, self._backend, self._options.rows, self._device)
 
     def _warm_up(self, model: Model) -> None:
         """Run steps on an unused page, so that kernels are compiled before requests wait for them."""
@@ -284,7 +284,7 @@ class TpModelWorker:
         if MemoryTag.WEIGHTS in released or options is not self._options:
             self._loaded = None
         pools = [*self._pool.tensors, *(() if self._states is None else self._states.tensors)]
-        pools += [] if self._audio is None else self._audio.cache.tensors
+        pools += [] if self._encoded is None else self._encoded.tensors
         if MemoryTag.KV_CACHE in released:
             release_tensors(pools)
         release_cached()

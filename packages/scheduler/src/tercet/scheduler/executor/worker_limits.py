@@ -7,6 +7,7 @@ from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.media.audio import AudioMemory
 from tercet.scheduler.executor.media.prompt_media import LoadedMedia
+from tercet.scheduler.executor.media.texts import TextMemory
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -27,7 +28,7 @@ def capacity_of(
     states: StatePool | None,
     grammars: SlotGrammars | None,
     images: LoadedMedia | None,
-    audio: AudioMemory | None,
+    encoded: AudioMemory | TextMemory | None,
 ) -> Capacity:
     """Return the limits that the core must know."""
     return Capacity(
@@ -44,7 +45,8 @@ def capacity_of(
         sounds=images.model.form if images is not None and isinstance(images.model, SoundModel) else None,
         video=images.model.video if images is not None and isinstance(images.model, ImageModel) else None,
         whole_images=images is not None and images.model.whole,
-        audio=audio and audio.capacity,
+        audio=encoded.capacity if isinstance(encoded, AudioMemory) else None,
+        texts=encoded.capacity if isinstance(encoded, TextMemory) else None,
     )
 
 

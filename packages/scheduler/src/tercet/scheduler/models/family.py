@@ -34,6 +34,8 @@ class ModelFamily(FamilyConfig):
     """Returns the audio that the model in a directory takes."""
     sounds: Callable[[Path], SoundModel | None] = lambda _: None
     """Returns the sounds that the model in a directory takes in prompts. Such a model takes no images."""
+    start: Callable[[Path], tuple[int, ...]] = lambda _: ()
+    """Returns the tokens that the decoder of the model in a directory starts from, if an encoder reads the prompts."""
     not_native: str = ""
     """The reason why native kernels cannot run any of its models; empty if they can."""
 

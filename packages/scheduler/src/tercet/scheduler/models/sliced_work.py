@@ -11,13 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tercet.scheduler.device.time_slices import pause
+from tercet.scheduler.device.time_slices import pause, rows_of_part
 from tercet.scheduler.models.native_linear import NativeLinear
 
 _NAME = "tercet_sliced"
-_PART = 2.5e8
-"""Floating-point operations of a part: a few milliseconds on two cores."""
-_LEAST_ROWS = 16
 _ACTIVATION = 150
 """Operations of a value of an activation function, for the time that it takes."""
 _ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
@@ -43,7 +40,7 @@ def slice_work(encoder: nn.Module) -> None:
 def _in_parts(forward: Callable[[torch.Tensor], torch.Tensor], outputs: int | None, x: torch.Tensor) -> torch.Tensor:
     """Return the result [..., outputs] for x [..., inputs]; with `outputs` None that of an activation function."""
     flat = x.reshape(-1, x.shape[-1])
-    rows = _rows_of_part(x.shape[-1] * (_ACTIVATION if outputs is None else 2 * outputs))
+    rows = rows_of_part(x.shape[-1] * (_ACTIVATION if outputs is None else 2 * outputs))
     outputs = outputs or x.shape[-1]
     if len(flat) <= rows:
         pause()
@@ -53,11 +50,6 @@ def _in_parts(forward: Callable[[torch.Tensor], torch.Tensor], outputs: int | No
         out[first : first + rows] = forward(flat[first : first + rows])
         pause()
     return out.view(*x.shape[:-1], outputs)
-
-
-def _rows_of_part(operations: int) -> int:
-    """Return the rows of a part, for the floating-point operations of a row."""
-    return max(_LEAST_ROWS, int(_PART / operations))
 
 
 @cache
@@ -84,7 +76,7 @@ def _attend(
     """Compute attention without causality: [batch, heads, tokens, head_dim] -> [batch, tokens, heads, head_dim]."""
     batch, heads, _, size = query.shape
     parts: list[torch.Tensor] = []
-    rows = _rows_of_part(4 * batch * heads * size * key.shape[2])
+    rows = rows_of_part(4 * batch * heads * size * key.shape[2])
     for first in range(0, query.shape[2], rows):
         mask = attention_mask
         if mask is not None and mask.shape[2] > 1:

@@ -16,6 +16,7 @@ from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.media.audio import StepAudio
 from tercet.scheduler.executor.media.prompt_media import LoadedMedia
 from tercet.scheduler.executor.media.step_media import StepMedia
+from tercet.scheduler.executor.media.texts import StepTexts
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.state_pool import StatePool
@@ -137,7 +138,7 @@ def one_page_runner(
     vocab_size: int,
     device: torch.device,
     states: Mapping[int, Sequence[StateTensor]] = {},
-    audio: StepAudio | None = None,
+    encoder: StepAudio | StepTexts | None = None,
 ) -> ModelRunner:
     """Return a runner over a cache of one page, which all rows overwrite. Its steps are not split."""
     pool = KVPool([KVGroup(name="rehearsal", layers=layers, pages=1)], device)
@@ -152,19 +153,21 @@ def one_page_runner(
         sampling_ops=ops,
         release=_refuse,
         states=StatePool(states, slots, 0, device) if states else None,
-        media=None if audio is None else StepMedia(None, audio, sliced=False),
+        media=None if encoder is None else StepMedia(None, encoder, sliced=False),
     )
 
 
-def profile_run(runner: ModelRunner, plan: Plan, images: LoadedMedia | None, audio: StepAudio | None) -> None:
+def profile_run(
+    runner: ModelRunner, plan: Plan, images: LoadedMedia | None, encoder: StepAudio | StepTexts | None
+) -> None:
     """Run the largest plan: only its memory matters.
 
-    An image or an audio clip is encoded before, as it is within steps. Raise torch.OutOfMemoryError if it does not fit.
+    An image, an audio clip or a text is encoded before, as in steps. Raise torch.OutOfMemoryError if it does not fit.
     """
     if images is not None:
         images.encode_blank()
-    if audio is not None:
-        audio.encode_blank()
+    if encoder is not None:
+        encoder.encode_blank()
     runner.execute(plan).result()
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ import torch
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
 from tercet.protocol.messages.audio import AudioFormat, AudioInput
 from tercet.protocol.messages.codec import Frame
-from tercet.scheduler.core.places.loads import AudioCapacity, AudioLoad
-from tercet.scheduler.core.plan import Row, SlotInit
+from tercet.scheduler.core.places.loads import AudioCapacity
+from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.device_memory import available_bytes
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
@@ -32,9 +32,10 @@ logger = logging.getLogger(__name__)
 
 MOST_SAMPLE_BYTES = 1 << 30
 """Samples of all held requests; further requests are refused."""
-_SHARE = 0.25
+SHARE = 0.25
 """Share of free memory for keys and values of encoded audio clips."""
 _SAMPLE_BYTES = 2
+Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class LoadedAudio(NamedTuple):
@@ -81,7 +82,7 @@ class CrossCache:
         self.positions = positions
         self._pages = -(-positions // page_size)
         place_bytes = self._pages * shape.page_bytes * len(layers)
-        self.places = min(options.slots, int(available_bytes(device) * _SHARE) // place_bytes)
+        self.places = min(options.slots, int(available_bytes(device) * SHARE) // place_bytes)
         if not self.places:
             raise ValueError(f"a quarter of free memory does not hold an encoded clip of {place_bytes} bytes")
         group = KVGroup(name="cross", layers=dict.fromkeys(layers, shape), pages=self.places * self._pages)
@@ -111,21 +112,28 @@ class CrossCache:
 
     def plan(self, backend: AttentionBackend, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         """Prepare a step whose tokens have audio in these places. Each token is a row: it sees its whole clip."""
-        tokens = len(places)
         table = places[:, None] * self._pages + np.arange(self._pages)
-        arrays = np.arange(tokens + 1), np.full(tokens, self.positions), table
-        query_start, kv_lens, page_table = self._to_device.send([each.astype(np.int32) for each in arrays])
-        backend.plan(
-            AttentionBatch(
-                query_start=query_start,
-                kv_lens=kv_lens,
-                page_table=page_table,
-                slot_mapping=torch.zeros(tokens, dtype=torch.int64, device=page_table.device),  # nothing is stored
-                page_size=self.pool.page_size,
-                host_query_lens=[1] * tokens,
-                host_kv_lens=[self.positions] * tokens,
-            )
+        plan_cross(backend, self._to_device, self.pool.page_size, np.full(len(places), self.positions), table)
+
+
+def plan_cross(
+    backend: AttentionBackend, to_device: HostToDevice, page_size: int, lengths: Integers, table: Integers
+) -> None:
+    """Prepare a step whose tokens each see some positions `lengths` [tokens] of pages `table` [tokens, pages]."""
+    tokens = len(lengths)
+    arrays = np.arange(tokens + 1), lengths, table
+    query_start, kv_lens, page_table = to_device.send([each.astype(np.int32) for each in arrays])
+    backend.plan(
+        AttentionBatch(
+            query_start=query_start,
+            kv_lens=kv_lens,
+            page_table=page_table,
+            slot_mapping=torch.zeros(tokens, dtype=torch.int64, device=page_table.device),  # nothing is stored
+            page_size=page_size,
+            host_query_lens=[1] * tokens,
+            host_kv_lens=lengths.tolist(),
         )
+    )
 
 
 class StepCross(NamedTuple):
@@ -166,9 +174,9 @@ class StepAudio:
         self._transcripts = SlotTranscripts(model.rules, model.form.tokens, slots, device)
         self._times = None if model.alignment is None else TokenTimes(model.alignment, model.form)
 
-    def load(self, loads: Sequence[AudioLoad]) -> None:
+    def load(self, plan: Plan) -> None:
         """Note the audio clips that get places, where they are not encoded yet."""
-        self._left.update({load.place: load.sha256 for load in loads})
+        self._left.update({load.place: load.sha256 for load in plan.audio})
 
     def unread(self, slot: int) -> Unread | None:
         """Return the audio clip of a slot that has one, if it is not encoded."""
@@ -231,6 +239,11 @@ class AudioMemory(NamedTuple):
     store: AudioStore
     cache: CrossCache
     capacity: AudioCapacity
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Tensors of the cache."""
+        return self.cache.tensors
 
     @classmethod
     def of(

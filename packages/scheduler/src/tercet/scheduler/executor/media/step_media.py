@@ -1,4 +1,4 @@
-"""Images and audio of steps, and their encoding beside the steps' rows."""
+"""Images, audio and texts of steps, and their encoding beside the steps' rows."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,12 +8,12 @@ import torch
 
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.scheduler.core.images import ALL_TOKENS
-from tercet.scheduler.core.places.loads import AudioLoad
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.device.time_slices import TimeSlices
 from tercet.scheduler.executor.media.audio import StepAudio, StepCross
 from tercet.scheduler.executor.media.images import StepImages
+from tercet.scheduler.executor.media.texts import StepTexts
 from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.sampling.slot_transcripts import Tokens
 from tercet.scheduler.executor.slot_tables import StepInputs
@@ -27,34 +27,34 @@ _ALONE_SECONDS = 0.02
 
 
 class StepMedia:
-    """Images and audio of a model's steps; None for the kind that it does not take."""
+    """Images, or audio or texts of a model's steps; None for the kind that it does not take."""
 
     def __init__(
         self,
         images: StepImages[Any] | None,
-        audio: StepAudio | None,
+        encoder: StepAudio | StepTexts | None,
         *,
         sliced: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Create it. If encoding is not `sliced`, as on an accelerator, a step encodes an image or audio clip whole."""
-        self._images, self._audio = images, audio
+        """Create it. If encoding is not `sliced`, as on an accelerator, a step encodes each whole."""
+        self._images, self._encoder = images, encoder
         self._slices = TimeSlices(clock) if sliced else None
         self._clock = clock
         self._begun: Unread | None = None
 
-    def load(self, loads: Sequence[AudioLoad]) -> None:
-        """Note the audio clips that get places."""
-        if self._audio is not None:
-            self._audio.load(loads)
+    def load(self, plan: Plan) -> None:
+        """Note the audio clips or texts that get places."""
+        if self._encoder is not None:
+            self._encoder.load(plan)
 
     def introduce(self, inits: Sequence[SlotInit]) -> list[int]:
-        """Note the images and audio of choices that take slots.
+        """Note the images, audio or texts of choices that take slots.
 
         Return the shift of each one's positions: see `SlotTables.introduce`.
         """
-        if self._audio is not None:
-            self._audio.introduce(inits)
+        if self._encoder is not None:
+            self._encoder.introduce(inits)
         return [0 if self._images is None else self._images.introduce(init) for init in inits]
 
     def begin(
@@ -64,12 +64,12 @@ class StepMedia:
         replaced = None
         if self._images is not None:
             inputs, replaced = self._images.begin(rows, inputs)
-        return inputs, replaced, None if self._audio is None else self._audio.begin(rows)
+        return inputs, replaced, None if self._encoder is None else self._encoder.begin(rows)
 
     def restrict(self, logits: torch.Tensor, slots: Array, positions: Array, known: Tokens) -> None:
         """See `SlotTranscripts.restrict`."""
-        if self._audio is not None:
-            self._audio.restrict(logits, slots, positions, known)
+        if self._encoder is not None:
+            self._encoder.restrict(logits, slots, positions, known)
 
     def with_times(self, rows: Sequence[Row], prompts: list[PromptLogprobs]) -> list[PromptLogprobs]:
         """See `StepAudio.with_times`."""
@@ -118,11 +118,13 @@ class StepMedia:
 
     def _unread(self, slot: int, computed: int) -> Unread | None:
         """Return what a slot cannot read yet after so many computed tokens."""
-        if self._audio is not None and (unread := self._audio.unread(slot)) is not None:
+        if self._encoder is not None and (unread := self._encoder.unread(slot)) is not None:
             return unread
         return None if self._images is None else self._images.unread(slot, computed)
 
 
-def step_media(images: StepImages[Any] | None, audio: StepAudio | None, device: torch.device) -> StepMedia | None:
-    """Return the images and audio of a model's steps; None if it takes neither."""
-    return None if images is None and audio is None else StepMedia(images, audio, sliced=device.type == "cpu")
+def step_media(
+    images: StepImages[Any] | None, encoder: StepAudio | StepTexts | None, device: torch.device
+) -> StepMedia | None:
+    """Return the images, audio or texts of a model's steps; None if it takes none."""
+    return None if images is None and encoder is None else StepMedia(images, encoder, sliced=device.type == "cpu")

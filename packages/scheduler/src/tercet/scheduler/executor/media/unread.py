@@ -1,11 +1,11 @@
-"""Images and audio clips that the rows of a slot cannot read yet."""
+"""Images, audio clips and texts that the rows of a slot cannot read yet."""
 
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 
 class Unread(NamedTuple):
-    """The first image or audio clip of a slot that rows may read and that is not encoded."""
+    """The first image, audio clip or text of a slot that rows may read and that is not encoded."""
 
     first: int
     """Place of its first token."""

@@ -113,6 +113,10 @@ class ModelConfig(DecoderShape):
     """Token whose embedding for these inputs an image's tokens have."""
     altup: AltUpConfig | None = None
     """Several hidden states for each token, one of which a layer computes with."""
+    activation: str = "gelu"
+    """Name of the activation of MLPs without a gate, in families with a field for it."""
+    encoder: "ModelConfig | None" = None
+    """The encoder of a model with an encoder and a decoder of text."""
     learned_positions: int = 0
     """Positions with an embedding; 0 for none."""
     embedding_scale: float = 1.0

@@ -132,8 +132,21 @@ _SHARED = {".mlp.shared_experts.": ".mlp."}
 """Names of other families' parts, and the names here. Granite's only MLP has the name of a shared expert."""
 
 
+_WITH_ENCODER = {
+    "decoder.": "model.",
+    "lm_head.out_proj.": "lm_head.",
+    ".cross_attn.o_proj.": ".cross_attn.out_proj.",
+}
+_TEXT_ENCODERS = "encoder.layernorm_embedding.", ".pre_cross_attn_layernorm."
+"""Parts of names that only models with an encoder of text have."""
+_SHARED_EMBEDDINGS = "shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight", "lm_head.weight"
+"""Names of the embedding of encoder, decoder and head where all are one. A checkpoint has one or several of them."""
+
+
 def text_names(stored: Collection[str]) -> dict[str, str]:
-    """Map each stored name to the name here, without tensors of encoders."""
+    """Map each stored name to the name here, without tensors of encoders, except for those of text."""
+    if any(part in name for name in stored for part in _TEXT_ENCODERS):
+        return _names_with_encoder(stored)
     names = {name: here.replace(".attention_sink_bias", ".sinks") for name, here in _without_images(stored).items()}
     for part, scheme in _SCHEMES.items():
         if any(part in name for name in names.values()):
@@ -143,6 +156,17 @@ def text_names(stored: Collection[str]) -> dict[str, str]:
         scheme = _GRANITE_HYBRID if mixes else _GRANITE_HYBRID | _SHARED
         return {name: _renamed(here, scheme) for name, here in names.items()}
     return names
+
+
+def _names_with_encoder(stored: Collection[str]) -> dict[str, str]:
+    """Map each stored name of a model with an encoder of text to the name here."""
+    plain = {name: name.removeprefix("model.") for name in stored}
+    if any(".encoder_attn." in name for name in stored):  # BART's embeddings are one
+        copies = [name for copy in _SHARED_EMBEDDINGS for name, here in plain.items() if here == copy]
+        for name in copies:
+            del plain[name]
+        plain |= dict.fromkeys(copies[:1], "decoder.embed_tokens.weight")
+    return {name: _renamed(here, _WITH_ENCODER) for name, here in plain.items()}
 
 
 _BY_ARCHITECTURE = {
@@ -279,7 +303,7 @@ class ExpertNames:
 
     def parameter(self, path: str, kind: str) -> str:
         """Return the stored name of a parameter of the module at `path`."""
-        return f"{path}.{kind}".replace(type(self).correction, self.correction)
+        return f"{path}.{kind}".removeprefix(".").replace(type(self).correction, self.correction)
 
     def modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Yield every module of a model with its path in the checkpoint."""

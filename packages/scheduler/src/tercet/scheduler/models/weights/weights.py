@@ -49,6 +49,8 @@ Progress = Callable[[int, int], None]
 
 _Quantized = QuantizedLinear | Mxfp4Experts
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LOGITS_BIAS = "final_logits_bias"
+"""Tensor that a checkpoint may leave out: it is then 0."""
 _ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
 """Suffixes of tensors that old versions of transformers saved and that are computed here, and of KV scales."""
 _OF_CACHES = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
@@ -122,7 +124,8 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
     quantized = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
     in_few_bits = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
-    targets = {name: place for name, place in checkpoint_tensors(model, stored).items() if name not in in_few_bits}
+    absent = in_few_bits if _LOGITS_BIAS in stored else {*in_few_bits, _LOGITS_BIAS}
+    targets = {name: place for name, place in checkpoint_tensors(model, stored).items() if name not in absent}
     shapes = {name: place.stored_shape for name, place in targets.items()}
     unread = {name for linear in linears for name in linear.extras()} | _zero_biases(linears, files)
     _check_orders(linears, files)
