@@ -75,6 +75,7 @@ MODULES = {
     "SeedOssModel": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "SmolLM3Model": "smollm3",
+    "T5GemmaForConditionalGeneration": "encoder_decoder/t5gemma",
     "WhisperForConditionalGeneration": "encoder_decoder/whisper",
 }
 """The module of each architecture, as a path in `models/families`.

@@ -1,6 +1,7 @@
 """Small checkpoints of models with an encoder and a decoder of text, with random weights of odd shapes."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,5 +74,39 @@ def write_bart(directory: Path, *, kind: str = "Bart", forced: int | None = BEGI
         decoder_start_token_id=END,
         forced_bos_token_id=forced,
     )
+    model.save_pretrained(directory)
+    return directory
+
+
+HALF: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "max_position_embeddings": 192,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 20,
+}
+
+
+def write_t5gemma(
+    directory: Path, *, encoder: Mapping[str, Any] = {}, decoder: Mapping[str, Any] = {}, tied: bool = True
+) -> Path:
+    """Write a T5Gemma, whose encoder and decoder have sizes of their own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    ends = {"vocab_size": write_tokenizer(directory), "bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": PAD}
+    module = transformers.T5GemmaModuleConfig
+    config = transformers.T5GemmaConfig(
+        encoder=module(**{**HALF, **ends, **encoder}),
+        decoder=module(**{**HALF, **ends, **decoder}),
+        tie_word_embeddings=tied,
+        **ends,
+    )
+    torch.manual_seed(0)
+    model = transformers.T5GemmaForConditionalGeneration(config)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, std=1.0 if "norm" in name else 0.2)
     model.save_pretrained(directory)
     return directory

@@ -34,6 +34,7 @@ _MISTRAL = ("MistralForCausalLM",)
 _MISTRAL3 = (*_MISTRAL, "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
 _KIMI = ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration")
 _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+_GEMMA3N = "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"
 _GEMMA4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 _SEEING = (
     *("Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration"),
@@ -90,11 +91,11 @@ FAMILIES = (
     ),
     Family("Magistral", "mistral", "mistral", "mistralai/Magistral-Small-2509", (*_MISTRAL3, "Mistral4ForCausalLM")),
     Family(
-        "Gemma 2, Gemma 3, Gemma 3n",
+        "Gemma 2, Gemma 3, Gemma 3n, T5Gemma",
         None,
         None,
         "google/gemma-3-4b-it",
-        ("Gemma2ForCausalLM", *_GEMMA3, "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        ("Gemma2ForCausalLM", *_GEMMA3, *_GEMMA3N, "T5GemmaForConditionalGeneration"),
     ),
     Family("FunctionGemma", "functiongemma", None, "google/functiongemma-270m-it", _GEMMA3),
     Family("Gemma 4", "gemma4", "gemma4", "google/gemma-4-31B-it", _GEMMA4),

@@ -42,7 +42,7 @@ def start_tokens(directory: Path) -> tuple[int, ...]:
         logger.warning("generation settings of the model are not applied: %s", " ".join(ignored))
     start = _token(generation, "decoder_start_token_id")
     if start is None:
-        start = _token(generation, "bos_token_id")
+        start = _token({**(config.get("decoder") or {}), **generation}, "bos_token_id")
     if start is None:
         raise ModelError("generation_config.json: decoder_start_token_id: must name the token that starts answers")
     forced = _token(generation, "forced_bos_token_id")
