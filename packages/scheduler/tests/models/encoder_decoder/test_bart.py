@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 from packages.scheduler.tests.models.encoder_decoder.checkpoint import BEGIN, END, write_bart
 from packages.scheduler.tests.models.encoder_decoder.runs import ANSWER, Reference, Run, text
 from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
+from tercet.scheduler.device import time_slices
 from tercet.scheduler.executor.media import texts
 from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.layers import text_encoder
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "bart": {},
@@ -41,6 +43,15 @@ def test_answers_equal_those_of_transformers(directory: Path, reference: Referen
     assert len({tuple(each) for each in expected}) == len(LENGTHS), "the answers depend on the texts"
     assert min(len({*each}) for each in expected) > 4, "and on what was answered before"
     assert [run.answers([each])[0] for each in read[:3]] == expected[:3], "and one by one"
+
+
+def test_an_encoder_computes_in_parts(directory: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_slices, "_PART", 1.0)  # parts of 16 rows
+    pauses: list[None] = []
+    monkeypatch.setattr(text_encoder, "pause", lambda: pauses.append(None))
+    run = Run(directory)
+    assert run.answers([text(150)]) == [reference.answer(text(150), run.start)]
+    assert len(pauses) > 2 * 3 * 10, "ten parts of each product and attention of a layer"
 
 
 def test_logits_equal_those_of_transformers(directory: Path, reference: Reference) -> None:
@@ -125,8 +136,8 @@ def test_texts_take_turns_where_few_pages_fit(
         Run(directory)
 
 
-def test_weights_in_few_bits_and_in_bfloat16_answer(directory: Path) -> None:
-    ways: list[dict[str, Any]] = [{"quantization": "int8"}, {"dtype": "bfloat16"}]
+def test_weights_of_other_kinds_answer(directory: Path) -> None:
+    ways: list[dict[str, Any]] = [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"load_format": "dummy"}]
     for options in ways:
         assert len(Run(directory, **options).answers([text(37)])[0]) == ANSWER
 

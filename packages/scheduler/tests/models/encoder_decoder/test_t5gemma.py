@@ -9,7 +9,9 @@ import pytest
 from packages.scheduler.tests.models.encoder_decoder.checkpoint import BEGIN, write_t5gemma
 from packages.scheduler.tests.models.encoder_decoder.runs import ANSWER, Reference, Run, text
 from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
+from tercet.scheduler.device import time_slices
 from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.layers import text_encoder
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "equal": {},
@@ -45,6 +47,15 @@ def test_answers_equal_those_of_transformers(directory: Path, reference: Referen
     assert len({tuple(each) for each in expected}) == len(LENGTHS), "the answers depend on the texts"
     assert max(len({*each}) for each in expected) > 4, "and on what was answered before"
     assert [run.answers([each])[0] for each in read[:3]] == expected[:3], "and one by one"
+
+
+def test_an_encoder_computes_in_parts(directory: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_slices, "_PART", 1.0)  # parts of 16 rows
+    pauses: list[None] = []
+    monkeypatch.setattr(text_encoder, "pause", lambda: pauses.append(None))
+    run = Run(directory)
+    assert run.answers([text(150)]) == [reference.answer(text(150), run.start)]
+    assert len(pauses) > 2 * 3 * 10, "ten parts of each product and attention of a layer"
 
 
 def test_logits_equal_those_of_transformers(directory: Path, reference: Reference) -> None:
