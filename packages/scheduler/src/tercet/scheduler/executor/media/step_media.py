@@ -73,7 +73,7 @@ class StepMedia:
 
     def with_times(self, rows: Sequence[Row], prompts: list[PromptLogprobs]) -> list[PromptLogprobs]:
         """See `StepAudio.with_times`."""
-        return prompts if self._audio is None else self._audio.with_times(rows, prompts)
+        return self._encoder.with_times(rows, prompts) if isinstance(self._encoder, StepAudio) else prompts
 
     @torch.inference_mode()
     def encode(self, plan: Plan, spent: float) -> dict[int, int]:
