@@ -52,6 +52,21 @@ def test_kernels_spill_nothing_and_stay_short(compiling: Forks, architecture: in
         assert 0 < instructions <= INSTRUCTIONS[case], (case, kernel)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_prompts_whose_keys_decay_by_channel_spill_little(compiling: Forks, architecture: int) -> None:
+    steps = RESOURCES.format(cases=["delta prompts by channel"], architecture=architecture)
+    lines = map(json.loads, compiling.run("-c", steps).stdout.splitlines())
+    found = {kernel: (spilled, length) for _, kernel, _, spilled, length in lines}
+    most = {
+        "delta_pairs_kernel": (200, 4400),
+        "delta_chunk_kernel": (160, 7900),
+        "delta_states_kernel": (1210, 8200),
+    }
+    assert found.keys() == most.keys()
+    for kernel, (spilled, instructions) in found.items():
+        assert (spilled <= most[kernel][0], instructions <= most[kernel][1]) == (True, True), (kernel, found)
+
+
 PROMPTS = {"extend": 4350, "extend 64 x 8 x 3": 2200, "extend 128 x 8 x 2": 3250}
 """Most instructions of prompts on sm90, whose loops have no scale and, before the diagonal, no mask."""
 

@@ -97,6 +97,21 @@ def test_keys_that_repeat_are_solved_without_overflow(device: torch.device) -> N
     torch.testing.assert_close(gated_delta_rule(given, states, segments), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("strong", [-2.0, -50.0])
+def test_channels_that_decay_strongly_beside_others(strong: float, device: torch.device) -> None:
+    """Factors of single tokens would overflow: their decays sum to far less than the logarithm of the least float32."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 130, 2, 16, device=device).unbind()
+    decay = torch.where(torch.rand(130, 2, 16, device=device) < 0.5, strong, -0.001)
+    decay[:, :, :4], decay[:, :, 4:8] = strong, 0.0
+    given = DeltaInputs(q, k, v, decay, torch.rand(130, 2, device=device))
+    states = torch.randn(3, 2, 16, 16, device=device)
+    expected_states, segments = states.clone(), segments_of({1: 130}, {1: (70, 2)})
+    expected = reference.gated_delta_rule(given, expected_states, segments)
+    torch.testing.assert_close(gated_delta_rule(given, states, segments), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(states, expected_states, atol=1e-4, rtol=1e-4)
+
+
 def test_strong_decay_gives_no_infinite_values(device: torch.device) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 64, 2, 16, device=device).unbind()

@@ -1,9 +1,9 @@
 """The gated delta rule over the states of many sequences. The reference is `ops.recurrent.gated_delta_rule`.
 
-Decodes, draft tokens and keys that decay by channel are computed token by token, with a block of a head's state in
-registers, as is everything on GPUs with little shared memory. Prompts are computed in chunks: the first kernel solves
-the triangular system of each chunk (the WY form; Yang et al., arXiv 2406.06484), all chunks at once, and the second one
-advances the states from chunk to chunk.
+Decodes and draft tokens are computed token by token, with a block of a head's state in registers, as is everything on
+GPUs with little shared memory. Prompts are computed in chunks: one kernel solves the triangular system of each chunk
+(the WY form; Yang et al., arXiv 2406.06484), all chunks at once, and the next one advances the states from chunk to
+chunk. Where keys decay by channel, a kernel before these has the products of each chunk's tokens (`delta_pairs`).
 """
 
 import torch
@@ -13,19 +13,24 @@ import triton.language as tl
 from tercet.kernels.ops.recurrent import DeltaInputs, Segments
 from tercet.kernels.triton.launch import cdiv, power_of_two, shared_memory
 from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.recurrent.delta_pairs import delta_pairs_kernel
 from tercet.kernels.triton.recurrent.sequences import (
+    channel_decays_of,
     decay_between,
     decays_of,
+    normalized_of,
     segments_of,
     state_of,
     take_snapshot,
     tokens_of,
 )
 
+_PAIRS = 16
+"""Tokens of a program of `delta_pairs_kernel`."""
 _VALUES = 32
 """Columns of a state in a program."""
-_SHARED = 1280
-"""Bytes of shared memory for each row of a state that chunks need, found by compiling."""
+_SHARED = {False: 1280, True: 768}
+"""Bytes of shared memory that chunks need for each row of a state, by whether keys decay by channel: from compiling."""
 
 
 @triton.jit(do_not_specialize=["q_stride", "k_stride", "v_stride"])
@@ -91,6 +96,7 @@ def delta_chunk_kernel(
     beta_ptr,
     keys_ptr,
     values_ptr,
+    system_ptr,
     chunks_ptr,
     k_stride,
     v_stride,
@@ -102,29 +108,37 @@ def delta_chunk_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Solve the system of a chunk: the corrections of its values are `values` - `keys` @ state before the chunk."""
+    """Solve the system of a chunk: the corrections of its values are `values` - `keys` @ state before the chunk.
+
+    Where keys decay by channel, `system` has the products of keys.
+    """
     begin = tl.load(chunks_ptr + 4 * tl.program_id(0))
     end = tl.load(chunks_ptr + 4 * tl.program_id(0) + 1)
     head = tl.program_id(1)
     number = tl.arange(0, TOKENS)
     token, row = begin + number, tl.arange(0, BLOCK_K)
-    there = token < end
-    k_at = k_ptr + token[:, None] * k_stride + (head // SHARE * KEY + row)[None, :]
-    keys = there[:, None] & (row < KEY)[None, :]
-    k = tl.load(k_at, mask=keys, other=0.0).to(tl.float32)
-    k = k * tl.rsqrt(tl.sum(k * k, 1) + 1e-6)[:, None]
+    there, rows = token < end, row < KEY
+    keys = there[:, None] & rows[None, :]
+    k = normalized_of(k_ptr + head // SHARE * KEY, token, there, row, rows, k_stride)
     beta = tl.load(beta_ptr + token * HEADS + head, mask=there, other=0.0)
-    total, _ = decays_of(decay_ptr, token, there, head, HEADS)
-    between = decay_between(total, number[:, None] > number[None, :])
-    system = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between * beta[:, None]
+    at = (token * HEADS + head)[:, None]
+    earlier = number[:, None] > number[None, :]
+    if system_ptr is None:
+        total, _ = decays_of(decay_ptr, token, there, head, HEADS)
+        products = tl.dot(k, tl.trans(k), input_precision="tf32x3") * decay_between(total, earlier)
+        before = tl.exp(total)[:, None]
+    else:
+        total, _ = channel_decays_of(decay_ptr, token, there, head, row, rows, HEADS, KEY)
+        products = tl.load(system_ptr + at * TOKENS + number[None, :], mask=earlier & there[:, None], other=0.0)
+        before = tl.exp(total)
+    system = products * beta[:, None]
     inverse = tl.where(number[:, None] == number[None, :], 1.0, 0.0)
     for index in range(1, tl.minimum(end - begin, TOKENS)):
         mine = number == index
         factors = tl.sum(tl.where(mine[:, None], system, 0.0), 0)
         solved = tl.sum(factors[:, None] * inverse, 0)
         inverse -= tl.where(mine[:, None], solved[None, :], 0.0)
-    weighted = k * (beta * tl.exp(total))[:, None]
-    at = (token * HEADS + head)[:, None]
+    weighted = k * before * beta[:, None]
     tl.store(keys_ptr + at * KEY + row[None, :], tl.dot(inverse, weighted, input_precision="tf32x3"), mask=keys)
     for first in tl.static_range(0, VALUE, BLOCK_V):
         column = first + tl.arange(0, BLOCK_V)
@@ -142,6 +156,7 @@ def delta_states_kernel(
     decay_ptr,
     keys_ptr,
     values_ptr,
+    scores_ptr,
     states_ptr,
     out_ptr,
     table_ptr,
@@ -162,7 +177,8 @@ def delta_states_kernel(
     head = tl.program_id(1)
     number, row = tl.arange(0, TOKENS), tl.arange(0, BLOCK_K)
     column = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
-    there = (row < KEY)[:, None] & (column < VALUE)[None, :]
+    rows = row < KEY
+    there = rows[:, None] & (column < VALUE)[None, :]
     within = row[:, None] * VALUE + column[None, :]
     state_at = state_of(states_ptr, table_ptr, first, head, within, HEADS, KEY * VALUE)
     state = tl.load(state_at, mask=there, other=0.0)
@@ -171,25 +187,29 @@ def delta_states_kernel(
         for begin in range(start, end, TOKENS):
             token = begin + number
             known = token < end
-            keys = known[:, None] & (row < KEY)[None, :]
-            key_at = (head // SHARE * KEY + row)[None, :]
-            q = tl.load(q_ptr + token[:, None] * q_stride + key_at, mask=keys, other=0.0).to(tl.float32)
-            k = tl.load(k_ptr + token[:, None] * k_stride + key_at, mask=keys, other=0.0).to(tl.float32)
-            q = q * (tl.rsqrt(tl.sum(q * q, 1) + 1e-6) * scale)[:, None]
-            k = k * tl.rsqrt(tl.sum(k * k, 1) + 1e-6)[:, None]
-            total, whole = decays_of(decay_ptr, token, known, head, HEADS)
             at = (token * HEADS + head)[:, None]
-            solved_k = tl.load(keys_ptr + at * KEY + row[None, :], mask=keys, other=0.0)
+            solved_k = tl.load(keys_ptr + at * KEY + row[None, :], mask=known[:, None] & rows[None, :], other=0.0)
             values = known[:, None] & (column < VALUE)[None, :]
             solved_v = tl.load(values_ptr + at * VALUE + column[None, :], mask=values, other=0.0)
             delta = solved_v - tl.dot(solved_k, state, input_precision="tf32x3")
-            between = decay_between(total, number[:, None] >= number[None, :])
-            scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
-            out = tl.dot(q * tl.exp(total)[:, None], state, input_precision="tf32x3")
+            key_at = head // SHARE * KEY
+            q = normalized_of(q_ptr + key_at, token, known, row, rows, q_stride) * scale
+            seen = number[:, None] >= number[None, :]
+            if scores_ptr is None:
+                k = normalized_of(k_ptr + key_at, token, known, row, rows, k_stride)
+                total, whole = decays_of(decay_ptr, token, known, head, HEADS)
+                scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * decay_between(total, seen)
+                out = tl.dot(q * tl.exp(total)[:, None], state, input_precision="tf32x3")
+                k, kept = k * tl.exp(whole - total)[:, None], tl.exp(whole)
+            else:
+                total, whole = channel_decays_of(decay_ptr, token, known, head, row, rows, HEADS, KEY)
+                out = tl.dot(q * tl.exp(total), state, input_precision="tf32x3")
+                scores = tl.load(scores_ptr + at * TOKENS + number[None, :], mask=seen & known[:, None], other=0.0)
+                k = normalized_of(k_ptr + key_at, token, known, row, rows, k_stride)
+                k, kept = k * tl.exp(whole[None, :] - total), tl.exp(whole)[:, None]
             out += tl.dot(scores, delta, input_precision="tf32x3")
             tl.store(out_ptr + at * VALUE + column[None, :], out, mask=values)
-            after = k * tl.exp(whole - total)[:, None]
-            state = state * tl.exp(whole) + tl.dot(tl.trans(after), delta, input_precision="tf32x3")
+            state = state * kept + tl.dot(tl.trans(k), delta, input_precision="tf32x3")
         take_snapshot(states_ptr, table_ptr, segment, head, within, state, there, HEADS, KEY * VALUE)
     tl.store(state_at, state, mask=there)
 
@@ -202,7 +222,7 @@ def gated_delta_rule(inputs: DeltaInputs, states: torch.Tensor, segments: Segmen
     decay, beta = inputs.decay.float().contiguous(), inputs.beta.float().contiguous()
     heads, (key, value) = v.shape[1], states.shape[2:]
     by_channel, schedule = decay.dim() == 3, segments.schedule
-    one_by_one = by_channel or shared_memory(v.device) < _SHARED * power_of_two(key)
+    one_by_one = shared_memory(v.device) < _SHARED[by_channel] * power_of_two(key)
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
     sizes = {"HEADS": heads, "SHARE": heads // q.shape[1], "KEY": key, "VALUE": value}
     block_k, block_v = power_of_two(key), min(_VALUES, power_of_two(value))
@@ -237,10 +257,25 @@ def _prompts(
         "BLOCK_K": max(16, power_of_two(key)),
         "BLOCK_V": max(16, min(_VALUES, power_of_two(value))),
     }
+    system = scores = None
+    if decay.dim() == 3:
+        system, scores = torch.empty(2, len(v), heads, Segments.CHUNK, dtype=torch.float32, device=v.device)
+        launch(
+            delta_pairs_kernel,
+            (len(schedule.chunks), heads, Segments.CHUNK // _PAIRS),
+            (q, k, decay, system, scores, schedule.chunks),
+            (q.stride(0), k.stride(0), key**-0.5),
+            **{name: sizes[name] for name in ("HEADS", "SHARE", "KEY")},
+            TOKENS=Segments.CHUNK,
+            BLOCK=_PAIRS,
+            BLOCK_K=blocks["BLOCK_K"],
+            num_warps=4,
+            num_stages=1,
+        )
     launch(
         delta_chunk_kernel,
         (len(schedule.chunks), heads),
-        (k, v, decay, beta, keys, values, schedule.chunks),
+        (k, v, decay, beta, keys, values, system, schedule.chunks),
         (k.stride(0), v.stride(0)),
         **sizes,
         **blocks,
@@ -250,7 +285,7 @@ def _prompts(
     launch(
         delta_states_kernel,
         (len(schedule.long), heads, cdiv(value, blocks["BLOCK_V"])),
-        (q, k, decay, keys, values, states, out, schedule.table, schedule.long),
+        (q, k, decay, keys, values, scores, states, out, schedule.table, schedule.long),
         (q.stride(0), k.stride(0), key**-0.5),
         **sizes,
         **blocks,

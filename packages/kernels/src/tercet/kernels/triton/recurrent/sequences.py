@@ -41,6 +41,22 @@ def decays_of(decay_ptr, token, known, head, HEADS: tl.constexpr):
 
 
 @triton.jit
+def channel_decays_of(decay_ptr, token, known, head, row, rows, HEADS: tl.constexpr, KEY: tl.constexpr):
+    """Return the same as `decays_of` for each row of a state: ([tokens, rows], [rows])."""
+    at = decay_ptr + (token * HEADS + head)[:, None] * KEY + row[None, :]
+    decay = tl.load(at, mask=known[:, None] & rows[None, :], other=0.0)
+    return tl.cumsum(decay, 0), tl.sum(decay, 0)
+
+
+@triton.jit
+def normalized_of(ptr, token, known, row, rows, stride):
+    """Return the queries or keys [tokens, rows] of one head, divided by their norms."""
+    x = tl.load(ptr + token[:, None] * stride + row[None, :], mask=known[:, None] & rows[None, :], other=0.0)
+    x = x.to(tl.float32)
+    return x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
+
+
+@triton.jit
 def decay_between(total, seen):
     """Return the decay from each token to each, 0 where one is not `seen`."""
     return tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
