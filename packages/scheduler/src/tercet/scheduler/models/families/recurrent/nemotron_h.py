@@ -114,6 +114,7 @@ FAMILIES = (
                     "of what a call returns": "num_logits_to_keep",
                     "of multi-token prediction (MTP) layers": "mtp_hybrid_override_pattern mtp_layers_block_type",
                     "states are always in float32": "mamba_ssm_cache_dtype",
+                    "transformers never ties the head": "tie_word_embeddings",
                     "layers do not rotate": "original_max_position_embeddings partial_rotary_factor rope_parameters "
                     "rope_scaling rope_theta",
                     NOT_READ: "attention_bias expand hidden_act mamba_dt_limit mamba_expand mamba_proj_bias "
