@@ -86,7 +86,7 @@ def test_the_published_config_of_kimi_linear_counts_as_in_transformers() -> None
     [
         ({"mla_use_nope": False}, "mla_use_nope"),
         ({"use_grouped_topk": False}, "use_grouped_topk"),
-        ({"moe_router_activation_func": "softmax"}, "scoring_func"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),
         ({"linear_attn_config": []}, "linear_attn_config"),
         ({"linear_attn_config": {"full_attn_layers": 4, "kda_layers": [1]}}, "linear_attn_config.full_attn_layers"),
         ({"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1]}}, "layer_types"),

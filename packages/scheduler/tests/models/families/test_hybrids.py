@@ -141,8 +141,8 @@ def test_a_model_is_on_its_device_whole(name: str, checkpoints: Checkpoints) -> 
         ("falcon_h1", {"mamba_d_head": 5}, "mamba_d_head: 5 in 6 heads is not the size 60"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act: 'silu' is not supported: only relu2 is"),
         ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "'MX' has other letters than M"),
-        ("nemotron_h", {"layers_block_type": ["moe", "conv"]}, "layer_types: must say mamba or linear_attention or"),
-        ("mamba2", {"n_groups": 3}, "mamba_n_groups: 3 does not divide the 8 heads"),
+        ("nemotron_h", {"layers_block_type": ["moe", "conv"]}, "layers_block_type: must say mamba or linear_attent"),
+        ("mamba2", {"n_groups": 3}, "config.json: n_groups: 3 does not divide the 8 heads"),
         ("mamba2", {"time_step_limit": [0.5, 0.1]}, "is not an interval"),
     ],
 )

@@ -4,11 +4,13 @@ It reads both formats: the older one (`rope_theta`, `rope_scaling`, `torch_dtype
 (`rope_parameters`, flat or by layer type, `dtype`). Defaults are those of transformers.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tercet.scheduler.architectures import named_architecture
+from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.attention_windows import windows_of
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
@@ -20,11 +22,30 @@ from tercet.scheduler.models.config.moe_config import parse_moe
 from tercet.scheduler.models.config.quantized_config import parse_quantization
 from tercet.scheduler.models.config.rope_config import check_rotation, context_length_of, parse_rope
 
+_FIELD = re.compile(r"config\.json: (\w+): ")
+"""Beginning of the error of a field."""
+
 
 def parse_family_config(
     family: FamilyConfig, config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str
 ) -> ModelConfig:
     """Parse the contents of config.json and generation_config.json. Raise ModelError."""
+    try:
+        return _parse(family, config, generation, dtype)
+    except ModelError as error:
+        raise _with_name_in_file(error, family, config) from None
+
+
+def _with_name_in_file(error: ModelError, family: FamilyConfig, config: Mapping[str, Any]) -> ModelError:
+    """Return the error of a field under the name that it has in the file."""
+    found = _FIELD.match(str(error))
+    if found is None or found[1] in config:
+        return error
+    called = [name for name, field in family.fields.aliases.items() if field == found[1] and name in config]
+    return ModelError(f"config.json: {called[0]}: {str(error)[found.end() :]}") if called else error
+
+
+def _parse(family: FamilyConfig, config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str) -> ModelConfig:
     architecture = named_architecture(config)
     config = honoured_fields(config, family.fields)
     config = config if family.normalize is None else family.normalize(config)
