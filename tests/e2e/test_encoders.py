@@ -15,7 +15,7 @@ from packages.scheduler.tests.models.vision.checkpoint import write_gemma3
 from packages.scheduler.tests.models.vision.qwen_checkpoint import write_qwen
 from tests.server_process import Server
 
-OPTIONS = ("--dtype", "float32", "--kv-cache-bytes", "64MiB", "--chunked-prefill-size", "64")
+OPTIONS = ("--dtype", "float32", "--kv-cache-bytes", "64MiB", "--chunked-prefill-size", "64", "--context-length", "400")
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 CAT, DOG, BIRD = (data_url(saved(noise(*size, seed=seed))) for seed, size in enumerate([(61, 47), (30, 90), (40, 40)]))
 FAMILIES: dict[str, Callable[[Path], Path]] = {

@@ -85,7 +85,8 @@ class ModelRegistry:
     def name_of(self, scheduler: SchedulerPeer) -> str:
         """Return the first served name of a scheduler's model, or of the one that it encodes for; empty if unknown."""
         if scheduler.encoder is not None:
-            return next((each.name for each in self if each.limits.embeddings == scheduler.encoder), "")
+            forms = ((each.name, each.limits.embeddings) for each in self)
+            return next((name for name, form in forms if form and scheduler.encoder.encodes_for(form)), "")
         return "" if scheduler.limits is None else next(iter(self._names), scheduler.limits.model)
 
     def _is_incomplete(self) -> bool:

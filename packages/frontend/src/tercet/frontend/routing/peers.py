@@ -202,7 +202,8 @@ class PeerRegistry:
         For an image or sound, return those that encode in its form.
         """
         if state.encodes is not None:
-            return [each for each in self.schedulers.values() if each.ready and each.encoder == state.encodes]
+            ready = [each for each in self.schedulers.values() if each.ready]
+            return [each for each in ready if each.encoder is not None and each.encoder.encodes_for(state.encodes)]
         weights, adapters = state.model.identity.weights, state.lora is not None
         media = state.model.limits if state.frames else None
         for each in dict.fromkeys([weights, self.weight_lineage.latest(weights)]):

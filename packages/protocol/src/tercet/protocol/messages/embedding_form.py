@@ -12,7 +12,7 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class EmbeddingForm(msgspec.Struct, frozen=True, kw_only=True):
     """Form of the embeddings of an image or a sound: a raw frame [embeddings, width], little-endian.
 
-    A language model takes those of an encoder with an equal form alone.
+    A language model takes those of an encoder with such a form alone: see `encodes_for`.
     """
 
     width: int
@@ -27,6 +27,14 @@ class EmbeddingForm(msgspec.Struct, frozen=True, kw_only=True):
     """Form of the sounds that are encoded, by a model without images."""
     video: VideoFormat | None = None
     """Form of the clips that are encoded, a group of frames at a time."""
+
+    def encodes_for(self, form: "EmbeddingForm") -> bool:
+        """Return whether a language model with this form takes the embeddings: its clips may have other bounds."""
+        video, other = self.video, form.video
+        if video is not None and other is not None:
+            bounds = {"sampling": other.sampling, "size": other.size, "max_tokens": other.max_tokens}
+            video = msgspec.structs.replace(video, **bounds)
+        return msgspec.structs.replace(self, video=video) == form
 
     def embeddings(self, media: ImageInput | SoundInput) -> int:
         """Return the number of embeddings of an image or a sound; 0 for a kind or a size that is not encoded."""
