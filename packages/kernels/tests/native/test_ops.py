@@ -101,7 +101,7 @@ def test_wrong_tensors_are_refused(native: NativeOps) -> None:
     with pytest.raises(TypeError, match="float32 and bfloat16"):
         native.rmsnorm(torch.zeros(2, 4, dtype=torch.float16), torch.zeros(4, dtype=torch.float16), 1.0)
     with pytest.raises(TypeError, match=r"expected torch\.bfloat16"):
-        native.rmsnorm(torch.zeros(2, 4).bfloat16(), torch.zeros(4), 1.0)
+        native.add_rmsnorm(torch.zeros(2, 4).bfloat16(), torch.zeros(2, 4), torch.zeros(4), 1.0)
     with pytest.raises(ValueError, match="expected shape"):
         native.rmsnorm(torch.zeros(2, 4), torch.zeros(5), 1.0)
     with pytest.raises(ValueError, match="tensor on meta"):

@@ -89,7 +89,7 @@ def faults(architecture: str, cases: Iterable[tuple[str, Any]], directory: Path)
             fault := fault_of(outcome, field, support_of(field, family_of(architecture).fields))
         ):
             found.append(f"{field}={'left out' if value is LEFT_OUT else value!r} {fault}")
-    assert ran > tried / 3
+    assert ran > tried / 3 or tried <= 2
     return found
 
 

@@ -8,6 +8,7 @@ import transformers
 from torch import nn
 
 from tercet.kernels.native.library import load_library
+from tercet.scheduler.device import time_slices
 from tercet.scheduler.device.time_slices import TimeSlices
 from tercet.scheduler.models import sliced_work
 from tercet.scheduler.models.native_linear import use_native_linears
@@ -46,7 +47,7 @@ def test_parts_give_what_the_whole_gives(name: str, native: bool, monkeypatch: p
     whole = model(x).last_hidden_state
     if native:
         use_native_linears(model, load_library())
-    monkeypatch.setattr(sliced_work, "_PART", 1)  # 16 rows a part
+    monkeypatch.setattr(time_slices, "_PART", 1)  # 16 rows a part
     slice_work(model)
     torch.testing.assert_close(model(x).last_hidden_state, whole, atol=1e-5, rtol=1e-5)
 
@@ -57,7 +58,7 @@ def test_every_layer_pauses_between_its_parts(monkeypatch: pytest.MonkeyPatch) -
     x = torch.randn(1, 3, 56, 56)  # 196 patches
 
     def slices_of(part: float) -> int:
-        monkeypatch.setattr(sliced_work, "_PART", part)
+        monkeypatch.setattr(time_slices, "_PART", part)
         slices, count = TimeSlices(), 1
         while not slices.run(lambda: model(x), 0.0):
             count += 1
@@ -71,7 +72,7 @@ def test_every_layer_pauses_between_its_parts(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_mask_is_cut_like_its_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(sliced_work, "_PART", 1)
+    monkeypatch.setattr(time_slices, "_PART", 1)
     q, k, v = (torch.randn(1, 2, 50, 8) for _ in range(3))
     mask = torch.randn(1, 1, 50, 50)
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

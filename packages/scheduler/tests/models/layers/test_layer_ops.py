@@ -78,6 +78,7 @@ def generate(
     set_ops(model, TritonLayerOps() if fused else TORCH)
     options = WorkerOptions(model=directory, page_size=4, kv_cache_dtype="fp8_e4m3" if cached else "auto")
     whole, of_latents = (TritonAttention, latents) if fused else (TorchNativeAttention, TorchNativeLatent)
+    backend = partial(ChunkedAttention, whole) if any(map(config.chunk_of, config.chunks)) else whole
     scales = {0: (0.7, 1.3)} if cached else None
     runner = ModelRunner(
         model,
@@ -87,7 +88,7 @@ def generate(
             page_size=options.page_size,
             scales=scales,
         ),
-        partial(ChunkedAttention, whole) if config.latent is None else of_latents,
+        backend if config.latent is None else of_latents,
         slots=2,
         context_length=16,
         vocab_size=config.vocab_size,

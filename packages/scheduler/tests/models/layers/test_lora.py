@@ -155,7 +155,10 @@ NOT_ADAPTED = r".*(lm_head|experts?|fc\d_latent_proj|kv_[ab]_proj|kv_a_proj_with
 
 
 def peft_adapter(model: Any, directory: Path, *, rank: int, seed: int) -> Path:
-    """Write an adapter of all linear layers that can have one, as PEFT names them."""
+    """Write an adapter of all linear layers that can have one, as PEFT names them.
+
+    In Mamba 1, PEFT refuses `out_proj`, and transformers reads the weight of `dt_proj` past an adapter.
+    """
     torch.manual_seed(seed)
     latent = {path.rpartition(".")[0] for path, _ in model.named_modules() if path.endswith(".kv_b_proj")}
     targets = [
@@ -163,6 +166,7 @@ def peft_adapter(model: Any, directory: Path, *, rank: int, seed: int) -> Path:
         for path, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and not re.fullmatch(NOT_ADAPTED, path)
         if path.rpartition(".")[0] not in latent
+        if not (model.config.model_type == "mamba" and path.endswith(("out_proj", "dt_proj")))
     ]
     if model.config.model_type == "qwen3_next":  # peft takes the names of MLPs for experts'
         targets = [path for path in targets if ".mlp." not in path]

@@ -195,7 +195,7 @@ class TokenizerManager:
             for name, request, ids, chosen, prediction, shown in every:
                 state = ReqState(name, request, model, ids, chosen, generation.wake, prediction, shown)
                 generation.states.append(state)
-                self.requests.start(state, tokenized_at)
+                self.requests.start(state, tokenized_at if shown and model.limits.embeddings else None)
                 yield
 
         try:

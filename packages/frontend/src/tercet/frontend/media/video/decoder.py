@@ -19,10 +19,10 @@ from tercet.frontend.media.video.pipe import FrameGroup, ReadGroup, ReadVideo, d
 from tercet.protocol.messages.video import VideoFormat
 
 WORKER = "tercet.frontend.media.video.worker"
-MAX_URL_LENGTH = 33_554_432
-"""Maximum characters of a URL, which may be the clip itself."""
-MAX_FILE_BYTES = MAX_URL_LENGTH // 4 * 3
-"""Maximum bytes of a file: those of its base64 text in the longest URL."""
+MAX_URL_LENGTH = 16_777_216
+"""Maximum characters of a URL, which may be the clip itself: a file of 12 MiB."""
+MAX_FILE_BYTES = 25_165_824
+"""Maximum bytes of a file at a URL."""
 MAX_ARRAY_BYTES = 268_435_456
 _STILLS = "data:video/jpeg;"
 """Beginning of a URL that has frames, files of images in base64 with commas between them, as vLLM takes them."""

@@ -13,7 +13,7 @@ from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import because, field_table
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.families.encoder_decoder.start_tokens import start_tokens
+from tercet.scheduler.models.config.start_tokens import start_tokens
 from tercet.scheduler.models.families.encoder_decoder.whisper import SelfAttention
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.cross_attention import CrossAttention, UnrotatedAttention

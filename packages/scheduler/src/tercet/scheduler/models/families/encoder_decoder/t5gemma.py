@@ -14,7 +14,7 @@ from tercet.scheduler.models.config.config_parser import parse_family_config
 from tercet.scheduler.models.config.family_config import FamilyConfig
 from tercet.scheduler.models.config.field_support import NOT_READ, because, field_table, honoured_fields
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.families.encoder_decoder.start_tokens import start_tokens
+from tercet.scheduler.models.config.start_tokens import start_tokens
 from tercet.scheduler.models.families.gemma.gemma import cap, with_defaults
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.cross_attention import GroupedCrossAttention
