@@ -18,7 +18,11 @@ from tests.integration.video_families import Reference, Run, clip_file
 from tests.server_process import Server
 
 ANSWER = 24
-GREEDY: dict[str, Any] = {"max_tokens": ANSWER, "temperature": 0.0, "extra_body": {"return_token_ids": True}}
+GREEDY: dict[str, Any] = {
+    "max_tokens": ANSWER,
+    "temperature": 0.0,
+    "extra_body": {"return_token_ids": True, "ignore_eos": True},
+}
 
 
 def clip(name: str) -> dict[str, Any]:
