@@ -252,6 +252,7 @@ class Ours:
             model=folder, load_format="dummy", device="cpu", slots=batch, context_length=1024, kv_cache_bytes=1 << 29
         )
         self.worker = TpModelWorker(options)
+        self.threads = torch.get_num_threads()  # as the worker has set them
         self.batch, self.length, self.number = batch, PROMPT, 0
         for slot in range(batch):
             self.prefill(slot)
@@ -267,10 +268,12 @@ class Ours:
             sampling=SamplingParams(max_new_tokens=700, temperature=0.0),
         )
         update = PageUpdate(slot, 0, [list(range(slot * pages, slot * pages + pages))])
+        torch.set_num_threads(self.threads)
         self._run(introduce=[init], pages=[update], rows=[Row(slot, 0, PROMPT, sample=True)])
 
     def decode(self) -> None:
         """Decode a token in each slot."""
+        torch.set_num_threads(self.threads)
         self._run(rows=[Row(slot, self.length, 1, sample=True) for slot in range(self.batch)])
         self.length += 1
 
@@ -311,23 +314,33 @@ def models() -> Iterator[Measured]:
         config = transformers.Qwen3_5TextConfig(**SHAPE, dtype="bfloat16", architectures=["Qwen3_5ForCausalLM"])
         config.save_pretrained(name)
         for batch in (1, 8):
+            torch.set_num_threads(available_cores())
             ours = Ours(Path(name), batch)
             theirs = {dtype: Theirs(Path(name), batch, dtype) for dtype in (torch.bfloat16, torch.float32)}
             if batch == 1:
                 weights = sum(parameter.numel() for parameter in theirs[torch.float32].model.parameters())
                 yield "hybrid model: parameters", weights / 1e6, "million", None
                 calls: dict[str, Callable[[], object]] = {"ours": ours.prefill}
-                calls |= {str(dtype): each.prefill for dtype, each in theirs.items()}
+                calls |= {str(dtype): with_all_cores(each.prefill) for dtype, each in theirs.items()}
                 yield from beside(f"a prompt of {PROMPT}", PROMPT, calls)
             calls = {"ours": ours.decode}
-            calls |= {str(dtype): each.decode for dtype, each in theirs.items()}
+            calls |= {str(dtype): with_all_cores(each.decode) for dtype, each in theirs.items()}
             yield from beside(f"{batch} decode{'s' * (batch > 1)}", batch, calls)
             ours.worker.close()
 
 
+def with_all_cores(call: Callable[[], object]) -> Callable[[], object]:
+    """Return a call in which torch has all cores."""
+
+    def run() -> None:
+        torch.set_num_threads(available_cores())
+        call()
+
+    return run
+
+
 def beside(name: str, tokens: int, calls: dict[str, Callable[[], object]]) -> Iterator[Measured]:
     """Yield our rate, and the ratio to the fastest of the others."""
-    torch.set_num_threads(available_cores())
     seconds = best_of(calls, budget=3.0)
     ours = seconds.pop("ours")
     yield f"hybrid model, {name}: ours", tokens / ours, "tokens/s", None
