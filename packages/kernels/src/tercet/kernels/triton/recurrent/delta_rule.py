@@ -192,11 +192,10 @@ def delta_states_kernel(
             values = known[:, None] & (column < VALUE)[None, :]
             solved_v = tl.load(values_ptr + at * VALUE + column[None, :], mask=values, other=0.0)
             delta = solved_v - tl.dot(solved_k, state, input_precision="tf32x3")
-            key_at = head // SHARE * KEY
-            q = normalized_of(q_ptr + key_at, token, known, row, rows, q_stride) * scale
+            q = normalized_of(q_ptr + head // SHARE * KEY, token, known, row, rows, q_stride) * scale
             seen = number[:, None] >= number[None, :]
             if scores_ptr is None:
-                k = normalized_of(k_ptr + key_at, token, known, row, rows, k_stride)
+                k = normalized_of(k_ptr + head // SHARE * KEY, token, known, row, rows, k_stride)
                 total, whole = decays_of(decay_ptr, token, known, head, HEADS)
                 scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * decay_between(total, seen)
                 out = tl.dot(q * tl.exp(total)[:, None], state, input_precision="tf32x3")
@@ -205,7 +204,7 @@ def delta_states_kernel(
                 total, whole = channel_decays_of(decay_ptr, token, known, head, row, rows, HEADS, KEY)
                 out = tl.dot(q * tl.exp(total), state, input_precision="tf32x3")
                 scores = tl.load(scores_ptr + at * TOKENS + number[None, :], mask=seen & known[:, None], other=0.0)
-                k = normalized_of(k_ptr + key_at, token, known, row, rows, k_stride)
+                k = normalized_of(k_ptr + head // SHARE * KEY, token, known, row, rows, k_stride)
                 k, kept = k * tl.exp(whole[None, :] - total), tl.exp(whole)[:, None]
             out += tl.dot(scores, delta, input_precision="tf32x3")
             tl.store(out_ptr + at * VALUE + column[None, :], out, mask=values)
