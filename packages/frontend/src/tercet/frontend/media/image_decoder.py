@@ -5,16 +5,17 @@ No result is kept: otherwise the time of a request would show a client which ima
 
 import asyncio
 import hashlib
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
 
 import msgspec
 
-from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.helper.pool import HelperPool
 from tercet.frontend.helper.process import HelperDiedError, HelperProcess
+from tercet.frontend.media.file_urls import file_at, refused_file
 from tercet.frontend.media.image_pipe import Decode, Decoded, decode_result
 from tercet.protocol.messages.media import ImageFormat
 
@@ -94,9 +95,9 @@ class ImageDecoder:
             try:
                 result = decode_result(await self._pool.run(lambda helper: helper.ask(order)))
             except HelperDiedError as error:
-                raise _refused(f"it takes too {error.why} to decode", source) from None
+                raise refused_file(f"it takes too {error.why} to decode", "image", source.param) from None
         if result.error:
-            raise _refused(result.error, source)
+            raise refused_file(result.error, "image", source.param)
         sha256 = await asyncio.to_thread(digest_of, result)
         return DecodedImage(
             array=result.array,
@@ -109,19 +110,9 @@ class ImageDecoder:
 
     def _file(self, source: ImageSource) -> AbstractAsyncContextManager[str | bytes]:
         """Return the file at a URL, in base64 from a `data:` URL. Raises ApiError."""
-        head, comma, data = source.url.partition(",")
-        if head.startswith("data:"):
-            if not comma or not head.endswith(";base64"):
-                raise _refused("its 'data:' URL has no ';base64,' before the data", source)
-            return nullcontext(data)
-        if head.partition(":")[0].lower() in ("http", "https") and self._fetcher is not None:
-            return self._fetcher.file(source)
-        raise BadRequestError(
-            "Images are read from 'data:' URLs only: send the image itself, in base64. With --allowed-media-host "
-            "HOST a server also reads http and https URLs of that host.",
-            param=source.param,
-            code="invalid_image_url",
-        )
+        fetcher = self._fetcher
+        fetch = None if fetcher is None else lambda: fetcher.file(source)
+        return file_at(source.url, "image", source.param, fetch)
 
 
 def digest_of(image: Decoded) -> bytes:
@@ -135,7 +126,3 @@ def digest_of(image: Decoded) -> bytes:
 @cache
 def _has_pillow() -> bool:
     return find_spec("PIL") is not None
-
-
-def _refused(why: str, source: ImageSource) -> BadRequestError:
-    return BadRequestError(f"The image is refused: {why}.", param=source.param, code="invalid_image")

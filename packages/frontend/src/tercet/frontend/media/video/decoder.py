@@ -5,15 +5,16 @@ No result is kept: otherwise the time of a request would show a client which cli
 
 import asyncio
 import hashlib
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import cache
 from importlib.util import find_spec
 
 import msgspec
 
-from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.helper.pool import HelperPool
 from tercet.frontend.helper.process import HelperDiedError, HelperProcess
+from tercet.frontend.media.file_urls import file_at, refused_file
 from tercet.frontend.media.image_decoder import Fetcher, ImageSource
 from tercet.frontend.media.video.pipe import FrameGroup, ReadGroup, ReadVideo, decode_group
 from tercet.protocol.messages.video import VideoFormat
@@ -95,27 +96,17 @@ class VideoDecoder:
             try:
                 groups = await self._pool.run(lambda helper: _groups(helper, order))
             except HelperDiedError as error:
-                raise _refused(f"it takes too {error.why} to decode", source) from None
+                raise refused_file(f"it takes too {error.why} to decode", "video", source.param) from None
             except _VideoError as error:
-                raise _refused(str(error), source) from None
+                raise refused_file(str(error), "video", source.param) from None
         return DecodedVideo([await _with_digest(group) for group in groups])
 
     def _file(self, source: VideoSource) -> AbstractAsyncContextManager[str | bytes]:
         """Return the file at a URL, in base64 from a `data:` URL. Raises ApiError."""
-        head, comma, data = source.url.partition(",")
-        if head.startswith("data:"):
-            if not comma or not head.endswith(";base64"):
-                raise _refused("its 'data:' URL has no ';base64,' before the data", source)
-            return nullcontext(data)
-        if head.partition(":")[0].lower() in ("http", "https") and self._fetcher is not None:
-            asked = ImageSource(url=source.url, param=source.param)
-            return self._fetcher.file(asked, noun="video", max_bytes=MAX_FILE_BYTES)
-        raise BadRequestError(
-            "Videos are read from 'data:' URLs only: send the file itself, in base64. With --allowed-media-host HOST "
-            "a server also reads http and https URLs of that host.",
-            param=source.param,
-            code="invalid_video_url",
-        )
+        fetcher = self._fetcher
+        asked = ImageSource(url=source.url, param=source.param)
+        fetch = None if fetcher is None else lambda: fetcher.file(asked, noun="video", max_bytes=MAX_FILE_BYTES)
+        return file_at(source.url, "video", source.param, fetch)
 
 
 async def _groups(helper: HelperProcess, order: ReadVideo) -> list[FrameGroup]:
@@ -163,7 +154,3 @@ def group_digest(group: FrameGroup) -> bytes:
 @cache
 def _has_packages() -> bool:
     return all(find_spec(name) is not None for name in _PACKAGES)
-
-
-def _refused(why: str, source: VideoSource) -> BadRequestError:
-    return BadRequestError(f"The video is refused: {why}.", param=source.param, code="invalid_video")
