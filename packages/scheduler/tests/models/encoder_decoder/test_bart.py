@@ -14,7 +14,7 @@ from tercet.protocol.messages.values import LogprobParams, Resume, pack_ints
 from tercet.scheduler.device import time_slices
 from tercet.scheduler.executor.media import texts
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.layers import text_encoder
+from tercet.scheduler.models.layers.encoder_decoder import text_encoder
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "bart": {},

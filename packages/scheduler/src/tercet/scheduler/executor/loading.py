@@ -43,8 +43,8 @@ from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.audio.audio_model import load_encoder as load_audio_encoder
 from tercet.scheduler.models.audio.sound_model import SoundModel
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
-from tercet.scheduler.models.layers.cross_attention import CrossAttention
 from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.encoder_decoder.cross_attention import CrossAttention
 from tercet.scheduler.models.layers.layer_ops import OpsModule, layer_ops, set_ops
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.lora import LoRABank

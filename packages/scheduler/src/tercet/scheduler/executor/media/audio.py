@@ -25,8 +25,8 @@ from tercet.scheduler.executor.step_output import PromptLogprobs, no_logprobs
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.audio.audio_model import AudioEncoder, AudioModel
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers.cross_attention import CrossAttention
 from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.encoder_decoder.cross_attention import CrossAttention
 
 logger = logging.getLogger(__name__)
 

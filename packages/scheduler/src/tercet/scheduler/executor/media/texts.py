@@ -22,9 +22,9 @@ from tercet.scheduler.executor.media.unread import Unread
 from tercet.scheduler.executor.sampling.slot_transcripts import Tokens
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers.cross_attention import CrossAttention
 from tercet.scheduler.models.layers.decoder import CausalLM
-from tercet.scheduler.models.layers.text_encoder import TextEncoder
+from tercet.scheduler.models.layers.encoder_decoder.cross_attention import CrossAttention
+from tercet.scheduler.models.layers.encoder_decoder.text_encoder import TextEncoder
 
 logger = logging.getLogger(__name__)
 

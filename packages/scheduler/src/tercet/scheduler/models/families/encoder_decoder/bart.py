@@ -16,14 +16,14 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.start_tokens import start_tokens
 from tercet.scheduler.models.families.encoder_decoder.whisper import SelfAttention
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.cross_attention import CrossAttention, UnrotatedAttention
 from tercet.scheduler.models.layers.decoder import CausalLM, Decoder
+from tercet.scheduler.models.layers.encoder_decoder.cross_attention import CrossAttention, UnrotatedAttention
+from tercet.scheduler.models.layers.encoder_decoder.text_encoder import attend_to_all, by_rows
 from tercet.scheduler.models.layers.encoder_layers import ACTIVATIONS, LayerNorm, Table
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.layers import VocabParallelEmbedding
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.shard import Shard
-from tercet.scheduler.models.layers.text_encoder import attend_to_all, by_rows
 
 _EPS = 1e-5
 """Epsilon of all norms: that of torch."""

@@ -17,15 +17,15 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.start_tokens import start_tokens
 from tercet.scheduler.models.families.gemma.gemma import cap, with_defaults
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.cross_attention import GroupedCrossAttention
 from tercet.scheduler.models.layers.decoder import CausalLM, Decoder
+from tercet.scheduler.models.layers.encoder_decoder.cross_attention import GroupedCrossAttention
+from tercet.scheduler.models.layers.encoder_decoder.text_encoder import attend_to_all, by_rows
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.norms import CenteredNorm
 from tercet.scheduler.models.layers.parameters import rounded
 from tercet.scheduler.models.layers.shard import Shard
-from tercet.scheduler.models.layers.text_encoder import attend_to_all, by_rows
 
 
 def _norm(config: ModelConfig) -> CenteredNorm:

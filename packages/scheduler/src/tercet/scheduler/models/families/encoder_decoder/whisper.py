@@ -14,8 +14,8 @@ from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import because, field_table
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.cross_attention import CrossAttention, UnrotatedAttention
 from tercet.scheduler.models.layers.decoder import CausalLM, Decoder
+from tercet.scheduler.models.layers.encoder_decoder.cross_attention import CrossAttention, UnrotatedAttention
 from tercet.scheduler.models.layers.encoder_layers import LayerNorm, Table
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.layers import VocabParallelEmbedding

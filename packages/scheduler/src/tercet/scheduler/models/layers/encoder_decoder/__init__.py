@@ -1,0 +1,1 @@
+"""Layers of models with an encoder and a decoder."""
